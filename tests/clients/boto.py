@@ -13,7 +13,7 @@ import boto3
 from botocore.config import Config
 
 SOURCE = """
-import os, random, sys, time
+import os, random, shutil, sys, time
 from snapshot_restore_py import register_after_restore, register_before_snapshot
 
 hooks = []
@@ -54,6 +54,7 @@ def handler(event, context):
         "version": context.function_version,
         "stream": context.log_stream_name,
         "left": context.get_remaining_time_in_millis(),
+        "tmp": shutil.disk_usage("/tmp").free,
     }
 """
 
@@ -109,6 +110,7 @@ created = client.create_function(
     Handler="handler.handler",
     Role=role,
     Timeout=10,
+    EphemeralStorage={"Size": 1024},
     Code={"ZipFile": archive(SOURCE)},
     SnapStart={"ApplyOn": "PublishedVersions"},
 )

@@ -75,7 +75,7 @@ def functions():
         name,
         Tags={"env": "dev", "team": "a"},
         Environment=environment,
-        EphemeralStorage={"Size": 512},
+        EphemeralStorage={"Size": 1024},
         TracingConfig={"Mode": "PassThrough"},
         LoggingConfig={"LogFormat": "Text"},
         Architectures=["x86_64"],
@@ -93,7 +93,7 @@ def functions():
             "MemorySize": 128,
             "Timeout": 3,
             "Environment": environment,
-            "EphemeralStorage": {"Size": 512},
+            "EphemeralStorage": {"Size": 1024},
             "TracingConfig": {"Mode": "PassThrough"},
             "LoggingConfig": {"LogFormat": "Text", "LogGroup": f"/aws/lambda/{name}"},
             "Architectures": ["x86_64"],
@@ -109,7 +109,7 @@ def functions():
     client.untag_resource(Resource=arn, TagKeys=["team"])
     client.tag_resource(Resource=arn, Tags={"env": "live"})
     client.update_function_configuration(
-        FunctionName=name, Timeout=9, MemorySize=256, Description="d", Environment={"Variables": {}}, Handler="handler.handler", Role=ROLE, Runtime="python3.11"
+        FunctionName=name, Timeout=9, MemorySize=256, EphemeralStorage={"Size": 10240}, Description="d", Environment={"Variables": {}}, Handler="handler.handler", Role=ROLE, Runtime="python3.11"
     )
     client.get_waiter("function_updated_v2").wait(FunctionName=name)
     client.update_function_code(FunctionName=name, ZipFile=archive("x = 2"), Architectures=["x86_64"])
@@ -117,7 +117,7 @@ def functions():
     assert client.publish_version(FunctionName=name)["Version"] == "2"
     client.delete_function_concurrency(FunctionName=name)
     found, versions = read_function(name)
-    has(found["Configuration"], {"Timeout": 9, "MemorySize": 256, "Description": "d"})
+    has(found["Configuration"], {"Timeout": 9, "MemorySize": 256, "Description": "d", "EphemeralStorage": {"Size": 10240}})
     assert "Environment" not in found["Configuration"] and "Concurrency" not in found
     assert found["Tags"] == client.list_tags(Resource=arn)["Tags"] == {"env": "live"}
     assert versions[-1]["Version"] == "2"

@@ -67,7 +67,7 @@ impl World {
                 data: self.directory.path().join("data"),
                 scratch: None,
                 scratch_size: None,
-                disk: 512 << 20,
+                disk: None,
                 recover: false,
                 program: "/bin/false".into(),
                 kvm: "/dev/kvm".into(),
@@ -316,7 +316,8 @@ async fn requests_that_lambda_refuses_are_refused() {
         (json!({ "Timeout": 901 }), rule, "timeout"),
         (json!({ "MemorySize": 127 }), rule, "memorySize"),
         (json!({ "Layers": ["l"] }), value, "Layers"),
-        (json!({ "EphemeralStorage": { "Size": 10240 } }), value, "EphemeralStorage: the disk of"),
+        (json!({ "EphemeralStorage": { "Size": 511 } }), rule, "ephemeralStorage.size"),
+        (json!({ "EphemeralStorage": { "Size": 10241 } }), rule, "ephemeralStorage.size"),
         (json!({ "Tags": { "aws:a": "b" } }), value, "the tag \"aws:a\" is not valid"),
         (json!({ "TracingConfig": { "Mode": "Active" } }), value, "TracingConfig: there is no X"),
         (json!({ "VpcConfig": { "SubnetIds": ["s"] } }), value, "VpcConfig: functions have no"),
@@ -378,7 +379,7 @@ async fn settings_that_change_nothing_are_accepted() {
     let created = client.create("f", &more).await.ok(201);
     assert_eq!(created["EphemeralStorage"], json!({ "Size": 512 }));
     for (path, method, document) in [
-        ("configuration", "PUT", json!({ "EphemeralStorage": { "Size": 1024 } })),
+        ("configuration", "PUT", json!({ "KMSKeyArn": "a" })),
         ("configuration", "PUT", json!({ "Tags": { "a": "b" } })),
         ("code", "PUT", json!({ "ZipFile": "", "Architectures": ["arm64"] })),
         ("code", "PUT", json!({ "S3Bucket": "b", "S3Key": "k" })),

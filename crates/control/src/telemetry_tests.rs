@@ -5,10 +5,9 @@ use opentelemetry::trace::{SpanContext, SpanId, TraceId};
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::SpanData;
 use parking_lot::Mutex;
-use serde_json::Value;
 
 use super::*;
-use crate::functions::Runtime;
+use crate::functions::testing::version;
 use crate::instances::ProcessUsage;
 use crate::metrics::StartKind;
 
@@ -28,15 +27,6 @@ impl SpanExporter for Collector {
     fn set_resource(&mut self, resource: &Resource) {
         *self.resource.lock() = Some(resource.clone());
     }
-}
-
-fn version() -> Version {
-    let latest: Value = serde_json::json!({
-        "function": "f", "version": "3", "revision": uuid::Uuid::nil(), "last_modified": "", "code": { "sha256": "", "size": 0 },
-        "runtime": Runtime::Python311, "handler": "h.h", "role": "r", "description": "", "timeout": 3, "memory": 128,
-        "environment": {}, "snap_start": true, "state": "Active", "snapshot": null,
-    });
-    serde_json::from_value(latest).unwrap()
 }
 
 fn report(start: StartKind, thaw: Option<StartReport>) -> InvocationReport {

@@ -278,6 +278,7 @@ pub(crate) fn boot(
         memory: boot.memory,
         root: boot.root.clone().take(&mut descriptors)?,
         overlay: boot.overlay.clone().take(&mut descriptors)?,
+        disk_size: boot.disk_size,
         host: guest.take_host()?,
     };
     let mut microvm = Microvm::boot(config, kvm.open()?)?;

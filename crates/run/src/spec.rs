@@ -18,7 +18,7 @@ use crate::instance::Instance;
 
 /// Version of [`StartSpec`] and of everything else that crosses between a monitor and the process
 /// that starts it.
-pub const SPEC_VERSION: u32 = 3;
+pub const SPEC_VERSION: u32 = 4;
 
 /// A request to start one microVM.
 ///
@@ -113,6 +113,9 @@ pub struct BootSpec {
     pub root: OpenedFile,
     /// The initial contents of the writable disk.
     pub overlay: OpenedFile,
+    /// Size of the writable disk, bytes: zeros follow the file, and the guest's file system grows.
+    /// A disk is as large as its file at least.
+    pub disk_size: u64,
     /// Words added to the kernel's command line.
     pub cmdline: Option<String>,
     /// Number of vCPUs.

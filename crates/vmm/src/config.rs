@@ -35,6 +35,9 @@ pub struct BootConfig {
     pub root: OpenFile,
     /// The initial content of the writable disk. The file itself is never written.
     pub overlay: OpenFile,
+    /// Size of the writable disk, bytes: zeros follow the file. A disk is as large as its file at
+    /// least.
+    pub disk_size: u64,
     /// The host's resources.
     pub host: HostConfig,
 }

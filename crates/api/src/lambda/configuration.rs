@@ -25,6 +25,7 @@ pub(super) fn change(request: Settings) -> Result<ConfigurationChange, ApiError>
         description: request.description,
         timeout: request.timeout,
         memory: request.memory_size,
+        storage: request.ephemeral_storage.map(|storage| storage.size),
         environment: request.environment.map(|environment| environment.variables),
         snap_start: snap_start.transpose()?,
     })

@@ -34,11 +34,20 @@ pub(super) struct Settings {
     pub(super) description: Option<String>,
     pub(super) timeout: Option<u32>,
     pub(super) memory_size: Option<u32>,
+    pub(super) ephemeral_storage: Option<EphemeralStorage>,
     pub(super) environment: Option<Environment>,
     pub(super) snap_start: Option<SnapStart>,
     pub(super) revision_id: Option<String>,
     #[serde(flatten)]
     pub(super) others: Others,
+}
+
+/// The size of `/tmp`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct EphemeralStorage {
+    /// MiB.
+    pub(super) size: u32,
 }
 
 /// Environment variables.
@@ -149,7 +158,7 @@ pub(super) fn configuration(scope: &Scope, version: &Version, qualified: bool) -
         "LastUpdateStatus": "Successful",
         "PackageType": "Zip",
         "Architectures": ["x86_64"],
-        "EphemeralStorage": { "Size": 512 },
+        "EphemeralStorage": { "Size": version.storage },
         "TracingConfig": { "Mode": "PassThrough" },
         "LoggingConfig": {
             "LogFormat": "Text",

@@ -457,6 +457,7 @@ fn name(field: Field) -> &'static str {
         Field::Description => "description",
         Field::Timeout => "timeout",
         Field::Memory => "memorySize",
+        Field::Storage => "ephemeralStorage.size",
         Field::Variable => "environment.variables",
     }
 }

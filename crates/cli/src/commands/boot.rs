@@ -42,6 +42,10 @@ pub(crate) struct BootArgs {
     /// Guest memory, such as 256M or 2G [default: what the function's function.toml sets, or 256M]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
+    /// Size of the disk that the guest writes to, such as 2G; its file system grows with it
+    /// [default: that of the file --overlay, 576M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    disk: Option<u64>,
     /// Number of vCPUs, 1 to 4 [default: what the function's function.toml sets, or 1]
     #[arg(long, value_name = "N")]
     vcpus: Option<u8>,
@@ -87,6 +91,7 @@ pub(crate) fn run(arguments: &BootArgs) -> anyhow::Result<ExitCode> {
         initramfs: open(&arguments.files.initramfs)?,
         root: open(&root)?,
         overlay: open(&arguments.files.overlay)?,
+        disk_size: arguments.disk.unwrap_or(0),
         cmdline: arguments.cmdline.clone(),
         vcpus: arguments.vcpus.or(settings.vcpus).unwrap_or(1),
         cpu: arguments.cpu.map(|model| model.to_string()),

@@ -63,11 +63,12 @@ pub(crate) struct ServeArgs {
     /// [default: scratch, in the data directory]
     #[arg(long, value_name = "DIR")]
     scratch: Option<PathBuf>,
-    /// Limit of what each guest writes to its disk; more is an I/O error in the guest
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "512M")]
-    disk: u64,
-    /// Limit of the guests' disks together, each of which counts with all of --disk [default: seven
-    /// eighths of the free space in the scratch directory]
+    /// Limit of what each guest writes to its disk; more is an I/O error in the guest [default: the
+    /// whole disk, which a function's EphemeralStorage sets]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    disk: Option<u64>,
+    /// Limit of the guests' disks together, each of which counts with all that its guest may write
+    /// [default: seven eighths of the free space in the scratch directory]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     scratch_size: Option<u64>,
     /// Rebuild the database from the export beside it if it is lost or damaged, then serve

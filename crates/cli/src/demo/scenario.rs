@@ -149,6 +149,7 @@ impl Stage<'_> {
             initramfs: open(&guest_file("initramfs.cpio"))?,
             root: open(&image_file(&ImageName::base()))?,
             overlay: open(&guest_file("overlay.ext4"))?,
+            disk_size: 0,
             cmdline: None,
             vcpus: 1,
             cpu: None,

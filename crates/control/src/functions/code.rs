@@ -16,6 +16,9 @@ use super::Code;
 /// The largest zip file, bytes (AWS Lambda's limit for a direct upload).
 pub const MAX_ZIP: usize = 50 << 20;
 
+/// A file in a guest takes a multiple of this, bytes.
+const BLOCK: u64 = 4096;
+
 /// The largest size of all unpacked files of a zip file together, bytes (AWS Lambda's limit).
 pub const MAX_UNPACKED: u64 = 262_144_000;
 
@@ -108,20 +111,23 @@ impl CodeStore {
         system.map_or(0, |system| system.f_bavail.saturating_mul(system.f_frsize))
     }
 
-    /// The value that [`CodeStore::put`] returns for `zip`.
+    /// The value that [`CodeStore::put`] returns for `zip`, but for the space that its files take.
     pub(crate) fn code_of(zip: &[u8]) -> Code {
         let digest = Sha256::digest(zip);
         let sha256 = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-        Code { sha256, size: u64::try_from(zip.len()).unwrap_or(u64::MAX) }
+        Code { sha256, size: u64::try_from(zip.len()).unwrap_or(u64::MAX), unpacked: 0 }
     }
 
     /// Checks all of `zip` and stores it. When this returns, the file and its name survive a loss
     /// of power, so that the database can refer to it.
     pub(crate) fn put(&self, zip: &[u8]) -> Result<Code, CodeError> {
         check_entries(zip)?;
-        let skip = |contents: &mut dyn Read| io::copy(contents, &mut io::sink()).map(|_| ());
-        read(Cursor::new(zip), skip, |_, _, ()| Ok::<_, CodeError>(()))?;
-        let code = Self::code_of(zip);
+        let mut code = Self::code_of(zip);
+        let skip = |contents: &mut dyn Read| io::copy(contents, &mut io::sink());
+        read(Cursor::new(zip), skip, |_, _, size| {
+            code.unpacked += size.next_multiple_of(BLOCK);
+            Ok::<_, CodeError>(())
+        })?;
         let path = self.path(&code);
         let failed = |source| CodeError::Store { path: path.clone(), source };
         if !path.exists() {

@@ -6,6 +6,7 @@ use firn_memory::planners::{self, ParsePlannerError};
 use firn_run::ImageName;
 
 use super::images::IMAGE_VARIABLE;
+use super::version::DEFAULT_STORAGE;
 use super::{Code, ImageError, LATEST, Runtime, Version, VersionState, new_revision, timestamp};
 
 /// The largest size of all environment variables of a function together, bytes.
@@ -61,6 +62,8 @@ pub struct ConfigurationChange {
     pub timeout: Option<u32>,
     /// Memory of the function: 128 to 10240 MiB.
     pub memory: Option<u32>,
+    /// Size of `/tmp`: 512 to 10240 MiB.
+    pub storage: Option<u32>,
     /// All environment variables of the function.
     pub environment: Option<BTreeMap<String, String>>,
     /// Whether the daemon freezes a snapshot of each published version.
@@ -82,6 +85,8 @@ pub enum Field {
     Timeout,
     /// [`ConfigurationChange::memory`]
     Memory,
+    /// [`ConfigurationChange::storage`]
+    Storage,
     /// The name or value of a variable in [`ConfigurationChange::environment`].
     Variable,
 }
@@ -156,6 +161,7 @@ pub(crate) fn new_latest(
         description: String::new(),
         timeout: 3,
         memory: 128,
+        storage: DEFAULT_STORAGE,
         environment: BTreeMap::new(),
         snap_start: false,
         state: VersionState::Active,
@@ -204,6 +210,12 @@ impl ConfigurationChange {
                 return Err(refused(Field::Memory, &memory, "be between 128 and 10240"));
             }
             version.memory = memory;
+        }
+        if let Some(storage) = self.storage {
+            if !(DEFAULT_STORAGE..=10_240).contains(&storage) {
+                return Err(refused(Field::Storage, &storage, "be between 512 and 10240"));
+            }
+            version.storage = storage;
         }
         if let Some(environment) = self.environment {
             check_environment(&environment)?;

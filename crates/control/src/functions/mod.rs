@@ -6,6 +6,8 @@ mod configuration;
 mod images;
 mod name;
 mod roles;
+#[cfg(test)]
+pub(crate) mod testing;
 mod version;
 
 pub(crate) use attachments::Attachments;

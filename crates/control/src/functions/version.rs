@@ -15,6 +15,15 @@ use super::{PLANNER_VARIABLE, Target};
 /// The name of the unpublished version, the only one that can be changed.
 pub const LATEST: &str = "$LATEST";
 
+/// Size of `/tmp` unless a function sets another, MiB (AWS Lambda's default).
+pub(super) const DEFAULT_STORAGE: u32 = 512;
+/// What a guest's system keeps on its disk, at most, bytes.
+const OWN_STORAGE: u64 = 16 << 20;
+
+fn default_storage() -> u32 {
+    DEFAULT_STORAGE
+}
+
 /// A function: what all its versions have in common.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct FunctionRecord {
@@ -57,6 +66,9 @@ pub struct Version {
     pub timeout: u32,
     /// Memory of the function, MiB.
     pub memory: u32,
+    /// Size of `/tmp`, MiB.
+    #[serde(default = "default_storage")]
+    pub storage: u32,
     /// Environment variables of the function.
     pub environment: BTreeMap<String, String>,
     /// Whether the daemon freezes a snapshot of each published version.
@@ -76,6 +88,15 @@ impl Version {
         self.environment.get(PLANNER_VARIABLE).map(String::as_str)
     }
 
+    /// Size of the disk of its guests, bytes: `/tmp`, the function's files, and the file system's
+    /// own blocks.
+    pub(crate) fn disk(&self) -> u64 {
+        let tmp = u64::from(self.storage) << 20;
+        // An ext4 has an inode of 256 bytes for each 16 KiB, which is less than a thirty-second.
+        let own = tmp / 32 + OWN_STORAGE;
+        tmp.saturating_add(own).saturating_add(self.code.unpacked).next_multiple_of(1 << 20)
+    }
+
     /// Whether its planner needs a recording of its snapshot.
     pub(crate) fn needs_recording(&self) -> bool {
         let planner = self.named_planner().map(planners::parse);
@@ -90,6 +111,9 @@ pub struct Code {
     pub sha256: String,
     /// Size of the zip file, bytes.
     pub size: u64,
+    /// Space that its files take in a guest, bytes.
+    #[serde(default)]
+    pub unpacked: u64,
 }
 
 impl Code {

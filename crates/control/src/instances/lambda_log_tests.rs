@@ -1,17 +1,7 @@
 use firn_run::{FunctionError, StartReport, StartTimes, Usage};
-use serde_json::json;
 
 use super::*;
-
-fn version() -> Version {
-    let version = json!({
-        "function": "f", "version": "3", "revision": uuid::Uuid::nil(), "last_modified": "",
-        "code": { "sha256": "", "size": 0 }, "runtime": "python3.11", "handler": "h.h", "role": "r",
-        "description": "", "timeout": 3, "memory": 128, "environment": {}, "snap_start": true,
-        "state": "Active", "snapshot": null,
-    });
-    serde_json::from_value(version).unwrap()
-}
+use crate::functions::testing::version;
 
 fn answer(logs: &str) -> Result<Answer, Failed> {
     Ok(Answer {

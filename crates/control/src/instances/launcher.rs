@@ -211,6 +211,7 @@ impl Launcher {
             None => self.boot_files.root.clone(),
         };
         let memory = u64::from(guest_mib(version)) << 20;
+        let (disk_size, limit) = (version.disk(), self.scratch.disk(version));
         let launcher = Arc::clone(self);
         blocking(move || {
             let monitor = launcher.spawn()?;
@@ -222,14 +223,20 @@ impl Launcher {
                 initramfs: open(&files.initramfs)?,
                 root: open(&root)?,
                 overlay: open(&files.overlay)?,
+                disk_size,
                 cmdline: None,
                 vcpus: 1,
                 cpu: None,
                 memory,
                 function: None,
             };
-            let microvm =
-                launcher.send(monitor, Origin::Boot(Box::new(boot)), descriptors, request_ns)?;
+            let microvm = launcher.send(
+                monitor,
+                Origin::Boot(Box::new(boot)),
+                limit,
+                descriptors,
+                request_ns,
+            )?;
             Ok(launcher.wait(microvm)?)
         })
         .await
@@ -239,10 +246,12 @@ impl Launcher {
     /// if there is one.
     pub(crate) async fn thaw(
         self: &Arc<Self>,
+        version: &Version,
         snapshot: &VersionSnapshot,
     ) -> Result<Thawed, LaunchError> {
         let request_ns = now_ns();
-        let key = ThawKey { place: snapshot.place.clone(), planner: snapshot.planner.clone() };
+        let VersionSnapshot { place, planner, .. } = snapshot.clone();
+        let key = ThawKey { place, planner, disk: self.scratch.disk(version) };
         let launcher = Arc::clone(self);
         blocking(move || {
             if let Some(clone) = launcher.ready.take(&key) {
@@ -286,7 +295,7 @@ impl Launcher {
         let client_since = key.client_since();
         let mut descriptors = Descriptors::default();
         let thaw = self.thaw_spec(key, monitor.has_manager(), &mut descriptors)?;
-        let microvm = self.send(monitor, Origin::Thaw(thaw), descriptors, request_ns)?;
+        let microvm = self.send(monitor, Origin::Thaw(thaw), key.disk, descriptors, request_ns)?;
         let (microvm, report) = self.wait(microvm)?;
         Ok((Microvm { client_since, ..microvm }, report))
     }
@@ -354,10 +363,11 @@ impl Launcher {
         place: &SnapshotPlace,
     ) -> Result<String, PlanError> {
         let (launcher, place) = (Arc::clone(self), place.clone());
+        let disk = self.scratch.disk(version);
         let named = version.named_planner().map(ToOwned::to_owned);
         let planning = move || {
             let plan = |planner: String| {
-                let key = ThawKey { place: place.clone(), planner };
+                let key = ThawKey { place: place.clone(), planner, disk };
                 launcher.plan(&key).map(|_| key.planner)
             };
             if let Some(planner) = named {
@@ -451,15 +461,16 @@ impl Launcher {
         Ok(pool.socket()?)
     }
 
-    /// Sends a start request to a monitor.
+    /// Sends a start request to a monitor, whose guest writes at most `disk` bytes to its disk.
     fn send(
         &self,
         monitor: Monitor,
         origin: Origin,
+        disk: u64,
         mut descriptors: Descriptors,
         request_ns: u64,
     ) -> Result<Microvm, firn_run::StartError> {
-        let (instance, spec) = self.named(origin, &mut descriptors)?;
+        let (instance, spec) = self.named(origin, disk, &mut descriptors)?;
         let spec = StartSpec { request_ns: Some(request_ns), ..spec };
         let mut microvm = self.microvm(monitor, instance)?;
         microvm.monitor.start(spec, &descriptors)?;
@@ -481,12 +492,12 @@ impl Launcher {
     fn named(
         &self,
         origin: Origin,
+        disk: u64,
         descriptors: &mut Descriptors,
     ) -> Result<(OwnedInstance, StartSpec), firn_run::StartError> {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let instance = self.instances.claim(&format!("serve-{}-{number}", std::process::id()))?;
-        let sockets =
-            Sockets::bind(&instance, self.scratch.path(), self.scratch.disk(), descriptors)?;
+        let sockets = Sockets::bind(&instance, self.scratch.path(), disk, descriptors)?;
         let host = HostSpec {
             software_kvm: self.software_kvm,
             serving: Serving::Owned(sockets),
@@ -523,7 +534,7 @@ impl Make<ThawKey, Microvm> for Launcher {
             LaunchError::Start(error) => error,
             error => firn_run::StartError::Open(ErrorChain::of(&error)),
         })?;
-        let (instance, spec) = self.named(Origin::Thaw(thaw), &mut descriptors)?;
+        let (instance, spec) = self.named(Origin::Thaw(thaw), key.disk, &mut descriptors)?;
         let mut clone = self.microvm(Prepare::spawn(self)?, instance)?;
         clone.monitor.make_ready(spec, &descriptors)?;
         let making = clone.monitor.wait_made_ready(self.start_limit)?;

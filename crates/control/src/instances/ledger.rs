@@ -17,8 +17,8 @@ pub(crate) struct Budget {
     pub(crate) memory: u64,
     /// Number of microVMs.
     pub(crate) monitors: usize,
-    /// Number of microVMs whose disks fit into the scratch directory.
-    pub(crate) disks: usize,
+    /// Space for their disks in the scratch directory, bytes.
+    pub(crate) scratch: u64,
     /// Whether reservations follow the measured memory use, once there is a measurement.
     pub(crate) measured: bool,
 }
@@ -33,9 +33,11 @@ pub(crate) struct Cost {
     pub(crate) private: u64,
     /// Memory that it shares with the other microVMs of its revision, bytes: the image.
     pub(crate) shared: u64,
-    /// Memory of its disk, bytes. It is reserved whatever the microVM uses, because its monitor
-    /// enforces this limit, and no other.
+    /// Limit of what it writes to its disk, bytes. It is reserved whatever the microVM uses,
+    /// because its monitor enforces this limit, and no other.
     pub(crate) disk: u64,
+    /// Whether that takes memory.
+    pub(crate) disk_in_memory: bool,
 }
 
 /// Why a microVM cannot start now.
@@ -59,9 +61,19 @@ pub enum Shortage {
     /// Too many microVMs run.
     #[error("{0} microVMs run, which is the limit (--monitors)")]
     Monitors(usize),
-    /// The disks of other microVMs take the space of the scratch directory.
-    #[error("the scratch directory has space for {0} disks (--scratch-size, --disk)")]
-    Disks(usize),
+    /// There is too little space for its disk.
+    #[error(
+        "its disk needs {} (EphemeralStorage, --disk), and {} of {} for disks are free (--scratch-size)",
+        format_bytes(*needed), format_bytes(*free), format_bytes(*limit)
+    )]
+    Disk {
+        /// What it needs, bytes.
+        needed: u64,
+        /// Free space, bytes.
+        free: u64,
+        /// The limit, bytes.
+        limit: u64,
+    },
 }
 
 fn of_disk(bytes: u64) -> String {
@@ -80,6 +92,13 @@ pub(crate) struct Ledger {
     /// The largest measured use of a microVM, by revision.
     measured: HashMap<Uuid, Usage>,
     in_flight: HashMap<String, u32>,
+}
+
+impl Cost {
+    /// Memory of its disk, bytes.
+    fn disk_memory(&self) -> u64 {
+        if self.disk_in_memory { self.disk } else { 0 }
+    }
 }
 
 /// The reservations of one revision.
@@ -110,13 +129,14 @@ impl Ledger {
                     shared: measured.shared.min(worst.shared),
                 },
             };
-        Usage { private: private.saturating_add(worst.disk), shared }
+        Usage { private: private.saturating_add(worst.disk_memory()), shared }
     }
 
     /// Why a microVM could not start even if no other ran.
     pub(crate) fn never_fits(&self, worst: &Cost) -> Option<Shortage> {
         let Usage { private, shared } = self.expected(worst);
-        self.lacks(private.saturating_add(shared), worst.disk, 0, 0)
+        let empty = Self::new(self.budget);
+        empty.lacks(private.saturating_add(shared), worst)
     }
 
     /// Why a microVM cannot start now.
@@ -124,19 +144,34 @@ impl Ledger {
         let Usage { private, shared } = self.expected(worst);
         let shared = if self.reserved.contains_key(&worst.revision) { 0 } else { shared };
         let needed = private.saturating_add(shared);
-        self.lacks(needed, worst.disk, self.bytes(), self.monitors())
+        self.lacks(needed, worst)
     }
 
-    fn lacks(&self, needed: u64, disk: u64, used: u64, monitors: usize) -> Option<Shortage> {
-        let Budget { memory: limit, monitors: most, disks, .. } = self.budget;
-        if monitors >= most {
-            return Some(Shortage::Monitors(most));
+    fn lacks(&self, needed: u64, worst: &Cost) -> Option<Shortage> {
+        let Budget { memory, monitors, scratch, .. } = self.budget;
+        if self.monitors() >= monitors {
+            return Some(Shortage::Monitors(monitors));
         }
-        if monitors >= disks {
-            return Some(Shortage::Disks(disks));
+        let free = scratch.saturating_sub(self.disks());
+        if worst.disk > free {
+            return Some(Shortage::Disk { needed: worst.disk, free, limit: scratch });
         }
-        let free = limit.saturating_sub(used);
-        (needed > free).then_some(Shortage::Memory { needed, disk, free, limit })
+        let free = memory.saturating_sub(self.bytes());
+        let disk = worst.disk_memory();
+        (needed > free).then_some(Shortage::Memory { needed, disk, free, limit: memory })
+    }
+
+    /// Reserved space for disks, bytes.
+    fn disks(&self) -> u64 {
+        self.sum(|reserved| reserved.worst.disk)
+    }
+
+    /// The sum of `each` over all microVMs.
+    fn sum(&self, each: impl Fn(&Reserved) -> u64) -> u64 {
+        let of = |reserved: &Reserved| {
+            each(reserved).saturating_mul(u64::try_from(reserved.count).unwrap_or(u64::MAX))
+        };
+        self.reserved.values().map(of).fold(0, u64::saturating_add)
     }
 
     /// Reserves memory for a microVM. Returns whether there is enough.
@@ -213,10 +248,7 @@ impl Ledger {
 
     /// Reserved memory that microVMs do not share, bytes.
     pub(crate) fn private_bytes(&self) -> u64 {
-        let each = |reserved: &Reserved| {
-            reserved.private.saturating_mul(u64::try_from(reserved.count).unwrap_or(u64::MAX))
-        };
-        self.reserved.values().map(each).sum()
+        self.sum(|reserved| reserved.private)
     }
 
     /// Reserved memory that microVMs share, bytes.

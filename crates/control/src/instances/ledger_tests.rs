@@ -3,11 +3,11 @@ use proptest::prelude::{any, prop, proptest};
 use super::*;
 
 fn cost(revision: u128, private: u64, shared: u64) -> Cost {
-    Cost { revision: Uuid::from_u128(revision), private, shared, disk: 0 }
+    Cost { revision: Uuid::from_u128(revision), private, shared, disk: 0, disk_in_memory: false }
 }
 
 fn ledger(memory: u64, monitors: usize) -> Ledger {
-    Ledger::new(Budget { memory, monitors, disks: usize::MAX, measured: true })
+    Ledger::new(Budget { memory, monitors, scratch: u64::MAX, measured: true })
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn reservations_follow_the_measured_memory_use() {
     assert_eq!(account.expected(&worst), Usage { private: worst.private, shared: worst.shared });
 
     let mut strict =
-        Ledger::new(Budget { memory: 500 * MIB, monitors: 9, disks: 9, measured: false });
+        Ledger::new(Budget { memory: 500 * MIB, monitors: 9, scratch: 9, measured: false });
     strict.record_usage(worst.revision, Usage { private: 1, shared: 1 });
     assert!(strict.reserve(&worst) && strict.reserve(&worst) && !strict.reserve(&worst));
 }
@@ -66,7 +66,7 @@ fn reservations_follow_the_measured_memory_use() {
 fn a_disk_in_memory_is_reserved_whatever_was_measured() {
     const MIB: u64 = 1 << 20;
     let mut account = ledger(900 * MIB, 99);
-    let worst = Cost { disk: 200 * MIB, ..cost(1, 192 * MIB, 0) };
+    let worst = Cost { disk: 200 * MIB, disk_in_memory: true, ..cost(1, 192 * MIB, 0) };
     assert!(account.reserve(&worst));
     // A guest that has answered and has not written to its disk yet can still fill it.
     account.record_usage(worst.revision, Usage { private: 34 * MIB, shared: 0 });
@@ -82,13 +82,19 @@ fn a_disk_in_memory_is_reserved_whatever_was_measured() {
 
 #[test]
 fn disks_are_limited_by_the_space_for_them() {
-    let budget = Budget { memory: 100, monitors: 9, disks: 2, measured: true };
+    let budget = Budget { memory: 100, monitors: 9, scratch: 300, measured: true };
     let mut ledger = Ledger::new(budget);
-    assert!(ledger.reserve(&cost(1, 1, 0)) && ledger.reserve(&cost(2, 1, 0)));
-    assert_eq!(ledger.shortage(&cost(3, 1, 0)), Some(Shortage::Disks(2)));
-    assert!(!ledger.reserve(&cost(3, 1, 0)));
-    ledger.release(&cost(1, 1, 0));
-    assert!(ledger.reserve(&cost(3, 1, 0)));
+    let of = |revision, disk| Cost { disk, ..cost(revision, 1, 0) };
+    assert!(ledger.reserve(&of(1, 100)) && ledger.reserve(&of(1, 100)));
+    let lacks = |needed, free| Some(Shortage::Disk { needed, free, limit: 300 });
+    assert_eq!(ledger.shortage(&of(2, 101)), lacks(101, 100));
+    assert!(!ledger.reserve(&of(2, 101)) && ledger.reserve(&of(2, 100)));
+    assert_eq!(ledger.shortage(&of(3, 1)), lacks(1, 0));
+    // One that waits differs from one that never fits.
+    assert_eq!(ledger.never_fits(&of(3, 300)), None);
+    assert_eq!(ledger.never_fits(&of(3, 301)), lacks(301, 300));
+    ledger.release(&of(1, 100));
+    assert!(ledger.reserve(&of(3, 100)));
 }
 
 #[test]
@@ -109,11 +115,12 @@ proptest! {
     fn reservations_stay_within_the_budget_and_are_all_released(
         steps in prop::collection::vec((any::<bool>(), 0..4_u128, 0..60_u64), 0..100),
     ) {
-        let budget = Budget { memory: 200, monitors: 5, disks: 5, measured: true };
+        let budget = Budget { memory: 200, monitors: 5, scratch: 150, measured: true };
         let mut ledger = Ledger::new(budget);
         let mut reserved = Vec::new();
         for (start, revision, usage) in steps {
             let cost = cost(revision, 50, u64::try_from(revision).unwrap() * 10);
+            let cost = Cost { disk: 30, ..cost };
             if start {
                 let before = ledger.is_over();
                 if ledger.reserve(&cost) {

@@ -317,7 +317,7 @@ async fn start(
     report: &mut InvocationReport,
 ) -> Result<Vm, LoadFailure> {
     if let Some(snapshot) = &version.snapshot {
-        let thawed = thaw(fleet, snapshot).await;
+        let thawed = thaw(fleet, version, snapshot).await;
         fleet.stand_by();
         match thawed {
             Ok((Thawed { mut microvm, report: thaw, standby }, agent)) => {
@@ -369,9 +369,10 @@ async fn start(
 
 async fn thaw(
     fleet: &Arc<Fleet>,
+    version: &Version,
     snapshot: &VersionSnapshot,
 ) -> Result<(Thawed, AgentClient), LoadFailure> {
-    let thawed = fleet.launcher.thaw(snapshot).await?;
+    let thawed = fleet.launcher.thaw(version, snapshot).await?;
     let (socket, limit) = (thawed.microvm.vsock_socket(), fleet.launcher.start_limit);
     match spawn_blocking(move || AgentClient::connect(&socket, limit)).await? {
         Ok(agent) => Ok((thawed, agent)),

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, fallocate, fstatfs, fstatvfs, openat};
 use rustix::io::Errno;
 
+use crate::functions::Version;
+
 /// File systems in DRAM, by `f_type` (statfs(2)): tmpfs, ramfs, hugetlbfs.
 const IN_MEMORY: [i64; 3] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6];
 
@@ -23,16 +25,18 @@ pub(crate) struct Scratch {
     in_memory: bool,
     /// The file system's device number.
     device: u64,
+    /// Size of the smallest disk, bytes.
+    smallest: u64,
     /// Limit of what a guest writes to its disk, bytes.
-    disk: u64,
+    limit: u64,
     /// Limit of what all guests write to their disks, bytes.
     size: u64,
 }
 
 impl Scratch {
     /// Makes the folder where needed. A guest writes at most `limit` bytes to its disk, which is as
-    /// large as the file `disk`, and all guests together at most `size`: seven eighths of the free
-    /// space by default.
+    /// large as the file `disk` at least, and all guests together at most `size`: seven eighths of
+    /// the free space by default.
     pub(crate) fn open(
         path: PathBuf,
         disk: &Path,
@@ -60,9 +64,9 @@ impl Scratch {
             }
         };
         // A boot reports a file that is missing.
-        let disk = fs::metadata(disk).map_or(0, |metadata| metadata.len()).min(limit);
+        let smallest = fs::metadata(disk).map_or(0, |metadata| metadata.len());
         let size = size.or(free).unwrap_or(u64::MAX);
-        Ok(Self { path, in_memory, device, disk, size })
+        Ok(Self { path, in_memory, device, smallest, limit, size })
     }
 
     /// The folder.
@@ -70,9 +74,14 @@ impl Scratch {
         &self.path
     }
 
-    /// Limit of what a guest writes to its disk, bytes.
-    pub(crate) fn disk(&self) -> u64 {
-        self.disk
+    /// Limit of what a guest of `version` writes to its disk, bytes.
+    pub(crate) fn disk(&self, version: &Version) -> u64 {
+        version.disk().max(self.smallest).min(self.limit)
+    }
+
+    /// Limit of what a guest writes to the smallest disk, bytes.
+    pub(crate) fn smallest(&self) -> u64 {
+        self.smallest.min(self.limit)
     }
 
     /// Limit of what all guests write to their disks, bytes.
@@ -80,14 +89,9 @@ impl Scratch {
         self.size
     }
 
-    /// DRAM that a guest's disk can take, bytes.
-    pub(crate) fn worst(&self) -> u64 {
-        if self.in_memory { self.disk } else { 0 }
-    }
-
-    /// The number of disks that the folder has space for.
-    pub(crate) fn disks(&self) -> usize {
-        usize::try_from(self.size.checked_div(self.disk).unwrap_or(u64::MAX)).unwrap_or(usize::MAX)
+    /// Whether what guests write to their disks takes DRAM.
+    pub(crate) fn is_in_memory(&self) -> bool {
+        self.in_memory
     }
 
     /// DRAM that the disk of the guest in a process takes, bytes.

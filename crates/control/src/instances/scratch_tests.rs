@@ -1,6 +1,8 @@
 use std::io::Write;
 
 use super::*;
+use crate::functions::Code;
+use crate::functions::testing::version;
 
 const MIB: u64 = 1 << 20;
 
@@ -15,7 +17,7 @@ fn disks_in_memory_are_booked() {
     // Every Linux has a tmpfs there.
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let scratch = open(folder.path());
-    assert_eq!(scratch.worst(), 512 * MIB);
+    assert!(scratch.is_in_memory());
     let process = std::process::id();
     let before = scratch.bytes_of(process);
     let mut disk = tempfile::tempfile_in(scratch.path()).unwrap();
@@ -31,7 +33,7 @@ fn disks_in_memory_are_booked() {
 fn disks_on_a_disk_are_not() {
     let folder = tempfile::tempdir().unwrap();
     if firn_required::is_on_disk(File::open(folder.path()).unwrap()) {
-        assert_eq!(open(folder.path()).worst(), 0);
+        assert!(!open(folder.path()).is_in_memory());
     }
 }
 
@@ -39,15 +41,22 @@ fn disks_on_a_disk_are_not() {
 fn a_quota_bounds_a_disk_and_the_folder() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let disk = tempfile::NamedTempFile::new().unwrap();
-    disk.as_file().set_len(512 * MIB).unwrap();
+    disk.as_file().set_len(600 * MIB).unwrap();
     let open = |limit, size| Scratch::open(folder.path().to_owned(), disk.path(), limit, size);
+    let small = version();
+    let large = Version { storage: 10_240, ..version() };
     let scratch = open(64 * MIB, Some(300 * MIB)).unwrap();
-    assert_eq!((scratch.disk(), scratch.worst(), scratch.disks()), (64 * MIB, 64 * MIB, 4));
+    assert_eq!(scratch.size(), 300 * MIB);
+    assert_eq!(scratch.smallest(), 64 * MIB);
+    assert_eq!((scratch.disk(&small), scratch.disk(&large)), (64 * MIB, 64 * MIB));
     let scratch = open(u64::MAX, Some(500 * MIB)).unwrap();
-    assert_eq!((scratch.disk(), scratch.disks()), (512 * MIB, 0));
+    assert_eq!(scratch.smallest(), 600 * MIB);
+    assert_eq!((scratch.disk(&small), scratch.disk(&large)), (600 * MIB, 10_576 * MIB));
+    // The function's files are on the disk, too.
+    let code = Code { unpacked: 100 * MIB, ..small.code.clone() };
+    let with_files = Version { code, ..small };
+    assert_eq!(scratch.disk(&with_files), 644 * MIB);
     // The free space of the file system is the default.
     let free = rustix::fs::statvfs(folder.path()).unwrap();
-    let free = free.f_bavail * free.f_frsize;
-    let disks = open(4096, None).unwrap().disks();
-    assert!(u64::try_from(disks).unwrap() * 4096 <= free, "{disks} disks in {free} bytes");
+    assert!(open(4096, None).unwrap().size() <= free.f_bavail * free.f_frsize);
 }

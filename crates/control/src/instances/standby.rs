@@ -46,6 +46,8 @@ struct Standby {
 pub(crate) struct ThawKey {
     pub(crate) place: SnapshotPlace,
     pub(crate) planner: String,
+    /// Limit of what the guest writes to its disk, bytes.
+    pub(crate) disk: u64,
 }
 
 impl ThawKey {

@@ -41,7 +41,8 @@ impl Prepare for Unlocked<'_> {
 }
 
 fn key(planner: &str) -> ThawKey {
-    ThawKey { place: SnapshotPlace::Directory("a".to_owned()), planner: planner.to_owned() }
+    let place = SnapshotPlace::Directory("a".to_owned());
+    ThawKey { place, planner: planner.to_owned(), disk: 1 << 20 }
 }
 
 #[test]

@@ -89,7 +89,7 @@ impl Control {
     fn create(&self, new: NewFunction) -> Result<Version, ChangeError> {
         let name = new.target.name();
         // Cheap checks come before the zip file is read.
-        let latest = new_latest(name, new.configuration, CodeStore::code_of(&new.zip))?;
+        let mut latest = new_latest(name, new.configuration, CodeStore::code_of(&new.zip))?;
         self.check_image(&latest)?;
         check_tags(&new.tags)?;
         let attachments = Attachments { tags: new.tags, ..Attachments::default() };
@@ -103,7 +103,7 @@ impl Control {
             return Err(exists());
         }
         let _lock = self.code_lock.lock();
-        self.code.put(&new.zip)?;
+        latest.code = self.code.put(&new.zip)?;
         let id = Uuid::new_v4();
         let function = FunctionRecord { id, next_version: 1, concurrency: None, owner, latest };
         self.store.change(|change| {

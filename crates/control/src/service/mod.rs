@@ -63,8 +63,8 @@ pub struct ControlOptions {
     /// Limit of what all guests together write to their disks, bytes. `None` for seven eighths of
     /// the free space in the directory.
     pub scratch_size: Option<u64>,
-    /// Limit of what one guest writes to its disk, bytes.
-    pub disk: u64,
+    /// Limit of what one guest writes to its disk, bytes. `None` for all of its disk.
+    pub disk: Option<u64>,
     /// Whether to rebuild a lost or damaged database.
     pub recover: bool,
     /// The `firn` program, which runs the microVMs.
@@ -146,7 +146,7 @@ pub enum OpenError {
         path: PathBuf,
         /// Space for all disks, bytes.
         size: u64,
-        /// Size of one disk, bytes.
+        /// Size of the smallest disk, bytes.
         disk: u64,
     },
     /// The pool's manager cannot be reached.
@@ -193,11 +193,12 @@ impl Control {
         let data = std::path::absolute(&options.data).map_err(failed)?;
         let store = Store::open(&data, options.recover)?;
         let path = options.scratch.clone().unwrap_or_else(|| data.join("scratch"));
-        let (disk, size) = (options.disk, options.scratch_size);
+        let (disk, size) = (options.disk.unwrap_or(u64::MAX), options.scratch_size);
         let scratch = Scratch::open(path.clone(), &options.boot_files.overlay, disk, size)
             .map_err(|source| OpenError::Data { path, source })?;
-        if scratch.disks() == 0 {
-            let (path, size, disk) = (scratch.path().to_owned(), scratch.size(), scratch.disk());
+        let (size, disk) = (scratch.size(), scratch.smallest());
+        if disk > size {
+            let path = scratch.path().to_owned();
             return Err(OpenError::Scratch { path, size, disk });
         }
         let snapshots = data.join("snapshots");

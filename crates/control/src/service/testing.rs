@@ -19,7 +19,7 @@ pub(crate) fn options(folder: &Path) -> ControlOptions {
         data: folder.join("data"),
         scratch: None,
         scratch_size: None,
-        disk: 512 << 20,
+        disk: None,
         recover: false,
         program: "/bin/false".into(),
         kvm: "/dev/kvm".into(),

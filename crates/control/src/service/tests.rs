@@ -55,6 +55,6 @@ async fn space_for_not_one_disk_is_an_error_that_names_the_options() {
     for option in ["--scratch-size", "--scratch", "--disk"] {
         assert!(error.contains(option), "{error}");
     }
-    options.disk = 64 << 20;
+    options.disk = Some(64 << 20);
     Control::open(&options, None).unwrap();
 }

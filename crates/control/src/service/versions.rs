@@ -120,5 +120,6 @@ fn is_same(published: &Version, latest: &Version) -> bool {
         && published.handler == latest.handler
         && published.role == latest.role
         && (published.timeout, published.memory) == (latest.timeout, latest.memory)
+        && published.storage == latest.storage
         && published.snap_start == latest.snap_start
 }

@@ -23,7 +23,7 @@ const MODULES: [&str; 8] = [
 
 const OVERLAY: EmptyDisk = EmptyDisk {
     part: "guest/overlay.ext4",
-    size: (512 << 20, "512M"),
+    size: (576 << 20, "576M"),
     what: "the guest's writable disk",
     dax: false,
 };

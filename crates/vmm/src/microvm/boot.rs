@@ -76,7 +76,7 @@ impl Microvm {
         let BootConfig { mut kernel, mut initramfs, vcpus, .. } = config;
         let generation = config.host.generation;
         check_sizes(vcpus, config.memory)?;
-        let disks = Disks::of_boot(config.root, config.overlay)?;
+        let disks = Disks::of_boot(config.root, config.overlay, config.disk_size)?;
         let memory = GuestMemory::anonymous(MemoryLayout::for_size(config.memory)?)?;
         let serial = SerialRegisters::default();
         let offered = kvm.cpuid.as_slice();

@@ -46,6 +46,8 @@ pub(super) struct Disks {
     pub(super) root: ReadOnlyDisk,
     pub(super) root_info: RootInfo,
     pub(super) overlay: OverlayBase,
+    /// Size of the writable disk, if it is larger than `overlay`, bytes.
+    pub(super) disk_size: u64,
 }
 
 /// The root disk's entry in a manifest.
@@ -74,12 +76,17 @@ impl RootInfo {
 
 impl Disks {
     /// The disks of a microVM that boots.
-    pub(super) fn of_boot(root: OpenFile, overlay: OpenFile) -> Result<Self, DiskError> {
+    pub(super) fn of_boot(
+        root: OpenFile,
+        overlay: OpenFile,
+        disk_size: u64,
+    ) -> Result<Self, DiskError> {
         let file = root.file.try_clone().map_err(DiskError::Duplicate)?;
         Ok(Self {
             root_info: RootInfo::Booted(OpenFile { file, path: root.path.clone() }),
             root: ReadOnlyDisk::new(root)?,
             overlay: OverlayBase::File(ReadOnlyDisk::new(overlay)?),
+            disk_size,
         })
     }
 
@@ -100,7 +107,12 @@ impl Disks {
             }
             Content::Extent(content) => OverlayBase::Extent(content.clone()),
         };
-        Ok(Some(Self { root: ReadOnlyDisk::new(root)?, root_info: RootInfo::Known(info), overlay }))
+        Ok(Some(Self {
+            root: ReadOnlyDisk::new(root)?,
+            root_info: RootInfo::Known(info),
+            overlay,
+            disk_size: 0,
+        }))
     }
 }
 

@@ -91,6 +91,7 @@ impl VirtioSet {
             OverlayBase::File(file) => OverlayDisk::new(file, directory)?,
             OverlayBase::Extent(content) => OverlayDisk::of_extent(content, directory)?,
         };
+        let overlay = overlay.grown_to(disks.disk_size)?;
         let overlay = overlay.with_limit(scratch.map_or(u64::MAX, |scratch| scratch.limit));
         let overlay = wiring.add(Block::new(Disk::Overlay(overlay), OVERLAY))?;
         let vsock = vsock.ok_or(WireError::NoVsock)?;

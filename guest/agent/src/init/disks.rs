@@ -1,11 +1,13 @@
 //! The root file system: an overlay of a read-only disk and a writable disk.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::fs::fstatvfs;
+use rustix::ioctl::{Setter, ioctl, opcode};
 use rustix::mount::MountFlags;
 
 use super::{SetUpError, attach, attach_with, make_dir};
@@ -13,6 +15,9 @@ use super::{SetUpError, attach, attach_with, make_dir};
 /// Time limit for a disk to appear after the modules are inserted. It is long because the machine
 /// may be emulated.
 const DISK_LIMIT: Duration = Duration::from_secs(30);
+
+/// `EXT4_IOC_RESIZE_FS`.
+const RESIZE: rustix::ioctl::Opcode = opcode::write::<u64>(b'f', 16);
 
 /// Mount point of the assembled root before the switch.
 pub(super) const NEW_ROOT: &str = "/root";
@@ -33,6 +38,7 @@ pub(super) fn assemble_root() -> Result<(), SetUpError> {
             return Err(SetUpError::NoOverlayDisk { seconds: DISK_LIMIT.as_secs() });
         }
         attach("/dev/vdb", "ext4", "/upper", MountFlags::NOATIME)?;
+        grow("/upper", "vdb")?;
     } else {
         attach("tmpfs", "tmpfs", "/upper", MountFlags::empty())?;
     }
@@ -45,14 +51,36 @@ pub(super) fn assemble_root() -> Result<(), SetUpError> {
 
 /// Detects a truncated root disk. Mounting it only reads its first blocks.
 fn check_root() -> Result<(), SetUpError> {
-    let unreadable = |source| SetUpError::Path { path: "/sys/class/block/vda/size".into(), source };
-    let sectors = fs::read_to_string("/sys/class/block/vda/size").map_err(unreadable)?;
-    let sectors: u64 = sectors.trim().parse().map_err(|e| unreadable(io::Error::other(e)))?;
-    let system = rustix::fs::statvfs("/lower").map_err(|error| unreadable(error.into()))?;
-    // The kernel counts sectors of 512 bytes, regardless of the disk's sector size.
-    let (has, needs) =
-        (sectors.saturating_mul(512), system.f_blocks.saturating_mul(system.f_frsize));
+    let has = size_of("vda")?;
+    let system = rustix::fs::statvfs("/lower").map_err(failed("/lower"))?;
+    let needs = system.f_blocks.saturating_mul(system.f_frsize);
     if has < needs { Err(SetUpError::RootTooShort { has, needs }) } else { Ok(()) }
+}
+
+/// Lets the ext4 on `target` take all of its disk.
+fn grow(target: &'static str, disk: &str) -> Result<(), SetUpError> {
+    let size = size_of(disk)?;
+    let folder = File::open(target).map_err(failed(target))?;
+    let blocks = size / fstatvfs(&folder).map_err(failed(target))?.f_bsize.max(1);
+    // SAFETY: EXT4_IOC_RESIZE_FS (Documentation/filesystems/ext4 in the kernel's source) reads the
+    // new number of blocks, a 64-bit integer, and nothing else.
+    let resize = unsafe { Setter::<RESIZE, u64>::new(blocks) };
+    // SAFETY: the request has the type above, and changes no memory of this process.
+    unsafe { ioctl(&folder, resize) }.map_err(failed(target))
+}
+
+/// Size of a disk, bytes.
+fn size_of(disk: &str) -> Result<u64, SetUpError> {
+    let path = format!("/sys/class/block/{disk}/size");
+    let sectors = fs::read_to_string(&path).map_err(failed(&path))?;
+    let sectors: u64 =
+        sectors.trim().parse().map_err(|error| failed(&path)(io::Error::other(error)))?;
+    // The kernel counts sectors of 512 bytes, regardless of the disk's sector size.
+    Ok(sectors.saturating_mul(512))
+}
+
+fn failed<E: Into<io::Error>>(path: &str) -> impl Fn(E) -> SetUpError {
+    move |source| SetUpError::Path { path: path.into(), source: source.into() }
 }
 
 /// Waits for a device node. Devices are probed concurrently with the first process.

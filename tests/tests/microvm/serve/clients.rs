@@ -77,6 +77,11 @@ fn boto3_and_the_aws_command_work_unmodified() {
     assert_eq!(first["body"]["version"], "1");
     let arn = "arn:aws:lambda:us-east-1:000000000000:function:greeter:live";
     assert_eq!(first["body"]["arn"], arn);
+    // The disk of a boot grows, and that of a thaw is as large.
+    for invoked in [first, &seen["second"]] {
+        let tmp = invoked["body"]["tmp"].as_u64().unwrap() >> 20;
+        assert!((1024..1100).contains(&tmp), "{invoked}");
+    }
     assert!((1..=10_000).contains(&first["body"]["left"].as_u64().unwrap()), "{first}");
     assert!(first["log"].as_str().unwrap().contains("\nasked for Ada\nEND RequestId"), "{first}");
     let (date, rest) = first["body"]["stream"].as_str().unwrap().split_once("/[1]").unwrap();

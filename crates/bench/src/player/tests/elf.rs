@@ -51,6 +51,7 @@ fn boot_elf(trace: &NamedTrace, dir: &Path) -> Microvm {
         memory: player.memory.next_multiple_of(1 << 20),
         root: file("root", &[0; 4096]),
         overlay: file("overlay", &[0; 4096]),
+        disk_size: 0,
         host: host(dir),
     };
     Microvm::boot(config, OpenKvm::open(KVM_DEVICE.as_ref()).unwrap()).unwrap()

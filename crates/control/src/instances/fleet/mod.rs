@@ -172,7 +172,7 @@ impl Fleet {
     /// fleet is dropped.
     pub(crate) fn new(launcher: Launcher, limits: Limits) -> Arc<Self> {
         let Limits { memory, monitors, measured, .. } = limits;
-        let budget = Budget { memory, monitors, disks: launcher.scratch.disks(), measured };
+        let budget = Budget { memory, monitors, scratch: launcher.scratch.size(), measured };
         let state = State {
             ledger: Ledger::new(budget),
             revisions: HashMap::new(),
@@ -425,8 +425,10 @@ impl Fleet {
             _ => 0,
         };
         let guest = u64::from(guest_mib(version)) << 20;
-        let disk = self.launcher.scratch.worst();
-        Cost { revision: version.revision, private: guest + MONITOR_BYTES, shared, disk }
+        let (revision, private) = (version.revision, guest + MONITOR_BYTES);
+        let disk = self.launcher.scratch.disk(version);
+        let disk_in_memory = self.launcher.scratch.is_in_memory();
+        Cost { revision, private, shared, disk, disk_in_memory }
     }
 
     fn reserve(self: &Arc<Self>, state: &mut Locked<'_>, version: &Version) -> Option<Reservation> {

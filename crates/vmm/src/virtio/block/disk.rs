@@ -202,8 +202,16 @@ struct Clusters {
 impl Clusters {
     /// None, of a disk of `size` bytes.
     fn none(size: u64) -> io::Result<Self> {
+        let mut clusters = Self { bits: Vec::new(), count: 0 };
+        clusters.grow(size)?;
+        Ok(clusters)
+    }
+
+    /// Has place for the clusters of a disk of `size` bytes.
+    fn grow(&mut self, size: u64) -> io::Result<()> {
         let words = usize::try_from(size.div_ceil(CLUSTER).div_ceil(64));
-        Ok(Self { bits: vec![0; words.map_err(io::Error::other)?], count: 0 })
+        self.bits.resize(words.map_err(io::Error::other)?, 0);
+        Ok(())
     }
 
     fn contains(&self, cluster: u64) -> bool {
@@ -257,6 +265,32 @@ impl OverlayDisk {
         upper.set_len(size)?;
         let (changed, stored) = (Clusters::none(size)?, Clusters::none(size)?);
         Ok(Self { base, size, upper, changed, stored, limit: u64::MAX })
+    }
+
+    /// Appends zeros until the disk has `size` bytes, rounded up to complete clusters. A disk that
+    /// is as large stays as it is.
+    ///
+    /// # Errors
+    /// See [`OpenDiskError`].
+    pub(crate) fn grown_to(mut self, size: u64) -> Result<Self, OpenDiskError> {
+        if size > self.size {
+            self.grow(size).map_err(OpenDiskError::Upper)?;
+        }
+        Ok(self)
+    }
+
+    fn grow(&mut self, size: u64) -> io::Result<()> {
+        let size = size.checked_next_multiple_of(CLUSTER).ok_or(Errno::FBIG)?;
+        if !self.size.is_multiple_of(CLUSTER) {
+            self.copy_up(self.size / CLUSTER)?;
+        }
+        self.upper.set_len(size)?;
+        self.changed.grow(size)?;
+        self.stored.grow(size)?;
+        // The new clusters are holes of `upper`.
+        self.changed.set(self.size.div_ceil(CLUSTER)..size / CLUSTER, true);
+        self.size = size;
+        Ok(())
     }
 
     /// Limits the space that the guest's writes take, bytes. A write beyond it fails.

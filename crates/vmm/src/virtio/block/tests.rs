@@ -317,6 +317,33 @@ fn a_disk_may_end_within_a_cluster() {
     assert_eq!(flat[8 * 512..], [5; 512]);
 }
 
+/// A snapshot's disk of a guest that has written nothing to the zeros has them as holes.
+#[test]
+fn a_disk_grows_by_zeros_that_take_no_space() {
+    let dir = TempDir::new().unwrap();
+    let base = content()[..9 * 512].to_vec();
+    let disk = || overlay(&dir, &base);
+    let unchanged = disk().grown_to(9 * 512 - 1).unwrap();
+    assert_eq!(flattened(&unchanged), base);
+
+    let disk = disk().with_limit(8192).grown_to((1 << 20) - 5).unwrap();
+    let grown = [base, vec![0; (1 << 20) - 9 * 512]].concat();
+    assert_eq!(flattened(&disk), grown);
+    let mut content = disk.content();
+    let mut data = 0;
+    while let Some(range) = content.next_data(data).unwrap() {
+        data = range.end;
+    }
+    assert_eq!(data, 8192);
+    // A cluster of the base that it ended in, and one of the zeros, are in the space for writes.
+    let mut guest = Guest::started(Block::new(Disk::Overlay(disk), "overlay"));
+    assert_eq!(send(&mut guest, OUT, 2000, &[9; 512]), OK);
+    assert_eq!(send(&mut guest, OUT, 1000, &[9; 512]), IOERR);
+    let mut written = grown;
+    written[2000 * 512..2001 * 512].fill(9);
+    assert_eq!(with_disk(&guest, flattened), written);
+}
+
 #[test]
 fn invalid_disks_are_refused() {
     let dir = TempDir::new().unwrap();
