@@ -209,7 +209,7 @@ impl Player<'_> {
     fn start(&self, prepared: Option<Prepared>, request_ns: u64) -> Result<Monitor, StartError> {
         let mut monitor = match prepared {
             Some(Prepared::Ready(mut monitor)) => {
-                monitor.resume(request_ns)?;
+                monitor.resume(request_ns, None)?;
                 return Ok(monitor);
             }
             Some(Prepared::Standby(monitor)) => monitor,

@@ -259,7 +259,7 @@ fn a_ready_clone_resumes_and_reports_only_what_came_after_its_request() {
         let (mut monitor, making) = ready(&snapshot, planner, true).unwrap();
         assert!(making.dram_bytes > 0 && making.ns > 0, "{making:?}");
         let request_ns = now_ns();
-        monitor.resume(request_ns).unwrap();
+        monitor.resume(request_ns, None).unwrap();
         assert!(matches!(monitor.progress(Some(LIMIT)).unwrap(), Progress::Held));
         monitor.release().unwrap();
         let report = monitor.started(Some(LIMIT)).unwrap();
@@ -283,7 +283,7 @@ fn a_clone_of_a_snapshot_that_was_replaced_or_removed_is_not_resumed() {
     let outdated = |change: &dyn Fn()| {
         let (mut monitor, _) = ready(&snapshot, "dram_cached", false).unwrap();
         change();
-        monitor.resume(now_ns()).unwrap();
+        monitor.resume(now_ns(), None).unwrap();
         let error = monitor.started(Some(LIMIT)).unwrap_err();
         assert!(matches!(error, StartError::Outdated(_)), "{error:?}");
     };
@@ -297,7 +297,7 @@ fn a_clone_of_a_snapshot_that_was_replaced_or_removed_is_not_resumed() {
     outdated(&|| std::fs::remove_dir_all(&snapshot).unwrap());
     // What was moved away can be used from there.
     let (mut monitor, _) = ready(&gone, "dram_cached", false).unwrap();
-    monitor.resume(now_ns()).unwrap();
+    monitor.resume(now_ns(), None).unwrap();
     assert_eq!(monitor.started(Some(LIMIT)).unwrap().replay.unwrap().pages, 1024);
 }
 

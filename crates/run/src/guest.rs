@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use firn_agent::protocol::RoleCredentials;
 use firn_memory::copy_ahead::WriteReport;
 use firn_snapshot::PageSet;
 use firn_vmm::{HostConfig, Microvm, OpenFile};
@@ -45,9 +46,12 @@ pub(crate) trait GuestKind: Sized {
     /// Looks at the complete microVM before its vCPUs run.
     fn restored(&mut self, _microvm: &Microvm, _listener: &Arc<dyn Listener>) {}
 
-    /// Draws the identity of a microVM that was restored before its request, and returns its
-    /// generation; `None` for a guest that has none.
-    fn identify(&mut self) -> Result<Option<Uuid>, StartError> {
+    /// Draws the identity of a microVM that was restored before its request, whose function gets
+    /// these keys of its role. Returns its generation; `None` for a guest that has none.
+    fn identify(
+        &mut self,
+        _credentials: Option<RoleCredentials>,
+    ) -> Result<Option<Uuid>, StartError> {
         Ok(None)
     }
 

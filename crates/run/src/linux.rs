@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use firn_agent::protocol::RoleCredentials;
 use firn_base::{ErrorChain, error_chain, nanoseconds};
 use firn_memory::compare::{CompareReport, Original};
 use firn_snapshot::{PageSet, Snapshot};
@@ -78,6 +79,7 @@ impl Linux {
         require_linux(spec.host.software_kvm, kvm.path())?;
         let interruption = caught.map_or_else(Interruption::catch, Ok)?;
         let (host, served) = serve(&spec.host, descriptors)?;
+        let served = Served { credentials: spec.credentials.clone(), ..served };
         Ok(Self { host: Some(host), served, limit: spec.time_limit, interruption, request })
     }
 
@@ -94,6 +96,8 @@ pub(crate) struct Served {
     vsock_path: PathBuf,
     console: Console,
     identity: Identity,
+    /// The keys of the function's role.
+    credentials: Option<RoleCredentials>,
     /// The name, if this process has claimed it.
     _claimed: Option<OwnedInstance>,
 }
@@ -129,7 +133,8 @@ pub(crate) fn serve(
         generation: Some(identity.generation),
         windows: Vec::new(),
     };
-    Ok((host, Served { name, control, vsock_path, console, identity, _claimed }))
+    let credentials = None;
+    Ok((host, Served { name, control, vsock_path, console, identity, credentials, _claimed }))
 }
 
 impl Served {
@@ -146,6 +151,7 @@ impl Served {
             console: ConsoleTail::of(&self.console),
         })?;
         let ready = Instant::now();
+        agent.set_credentials(self.credentials.clone());
         agent.identify(&self.identity, limit)?;
         Ok((agent, ready))
     }
@@ -171,8 +177,12 @@ impl GuestKind for Linux {
         Ok((self.take_host()?, root))
     }
 
-    fn identify(&mut self) -> Result<Option<Uuid>, StartError> {
+    fn identify(
+        &mut self,
+        credentials: Option<RoleCredentials>,
+    ) -> Result<Option<Uuid>, StartError> {
         self.served.identity = Identity::fresh()?;
+        self.served.credentials = credentials;
         Ok(Some(self.served.identity.generation))
     }
 

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use firn_agent::protocol::RoleCredentials;
 use firn_pool::Client;
 use firn_snapshot::Verify;
 use rustix::fs::{Mode, OFlags, open};
@@ -31,6 +32,8 @@ pub struct StartSpec {
     pub version: u32,
     /// When the request came in, ns of CLOCK_MONOTONIC, if known.
     pub request_ns: Option<u64>,
+    /// Keys of the function's role, for its hooks after the restore.
+    pub credentials: Option<RoleCredentials>,
     /// What the microVM uses of its host.
     pub host: HostSpec,
     /// Limit for each of: the guest's agent answers, the function loads, the function answers.
@@ -273,7 +276,8 @@ impl StartSpec {
     /// A request for a start of `origin`.
     #[must_use]
     pub fn new(origin: Origin, host: HostSpec, time_limit: Duration) -> Self {
-        Self { version: SPEC_VERSION, request_ns: None, host, time_limit, origin }
+        let (request_ns, credentials) = Default::default();
+        Self { version: SPEC_VERSION, request_ns, credentials, host, time_limit, origin }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use firn_agent::protocol::RoleCredentials;
 use firn_memory::planners::{Planner, Preloaded, parse};
 
 use crate::descriptors::Descriptors;
@@ -33,9 +34,15 @@ pub fn start(
     start_caught(spec, descriptors, kvm, clock, listener, (None, None))
 }
 
-/// Waits for the request of a microVM that is restored, and returns its clock; `None` where none
-/// will come.
-pub(crate) type Hold<'a> = &'a dyn Fn(&Making) -> Result<Option<Clock>, StartError>;
+/// The request of a microVM that is restored already.
+pub(crate) struct Resumption {
+    pub(crate) clock: Clock,
+    /// Keys of the function's role.
+    pub(crate) credentials: Option<RoleCredentials>,
+}
+
+/// Waits for the request of a microVM that is restored; `None` where none will come.
+pub(crate) type Hold<'a> = &'a dyn Fn(&Making) -> Result<Option<Resumption>, StartError>;
 
 /// The same in a process that catches signals already.
 pub(crate) fn start_caught(
@@ -130,10 +137,10 @@ pub(crate) fn live(
     guest.restored(&restored.microvm, listener);
     if let Some(hold) = hold {
         let making = restored.making(begin)?;
-        let Some(clock) = hold(&making)? else { return Ok(None) };
+        let Some(Resumption { clock, credentials }) = hold(&making)? else { return Ok(None) };
         let begin = Instant::now();
         source.check_current()?;
-        restored.release(guest.identify()?, making, &clock, begin)?;
+        restored.release(guest.identify(credentials)?, making, &clock, begin)?;
     }
     guest.follow(restored.resume()?, listener).map(Some)
 }

@@ -93,7 +93,7 @@ fn ready_clones_get_their_identities_and_the_time_when_they_are_resumed() {
     std::thread::sleep(Duration::from_secs(5));
     let before = now();
     for monitor in &mut monitors {
-        monitor.resume(firn_base::now_ns()).unwrap();
+        monitor.resume(firn_base::now_ns(), None).unwrap();
     }
     let mut clones: Vec<Value> = Vec::new();
     for mut monitor in monitors {

@@ -184,6 +184,15 @@ impl From<firn_run::StartError> for LaunchError {
     }
 }
 
+/// What a start gets of the request that it is for.
+#[derive(Debug, Clone)]
+struct StartRequest {
+    /// When the request came in, ns of CLOCK_MONOTONIC.
+    received_ns: u64,
+    /// Keys of the function's role for its hooks after a restore.
+    credentials: Option<RoleCredentials>,
+}
+
 /// Guest memory of a microVM of `version`, MiB.
 pub(crate) fn guest_mib(version: &Version) -> u32 {
     version.memory + GUEST_MIB
@@ -205,7 +214,8 @@ impl Launcher {
         self: &Arc<Self>,
         version: &Version,
     ) -> Result<(Microvm, Box<StartReport>), LaunchError> {
-        let request_ns = now_ns();
+        // The function gets its keys when it is loaded.
+        let request = StartRequest { received_ns: now_ns(), credentials: None };
         let root = match self.images.of(version)? {
             Some(path) => path,
             None => self.boot_files.root.clone(),
@@ -235,7 +245,7 @@ impl Launcher {
                 Origin::Boot(Box::new(boot)),
                 limit,
                 descriptors,
-                request_ns,
+                request,
             )?;
             Ok(launcher.wait(microvm)?)
         })
@@ -249,13 +259,15 @@ impl Launcher {
         version: &Version,
         snapshot: &VersionSnapshot,
     ) -> Result<Thawed, LaunchError> {
-        let request_ns = now_ns();
+        let received_ns = now_ns();
         let VersionSnapshot { place, planner, .. } = snapshot.clone();
         let key = ThawKey { place, planner, disk: self.scratch.disk(version) };
-        let launcher = Arc::clone(self);
+        let (launcher, version) = (Arc::clone(self), version.clone());
         blocking(move || {
+            let credentials = launcher.credentials(&version);
+            let request = StartRequest { received_ns, credentials };
             if let Some(clone) = launcher.ready.take(&key) {
-                match launcher.resume(clone, request_ns) {
+                match launcher.resume(clone, request.clone()) {
                     Ok((microvm, report)) => {
                         return Ok(Thawed { microvm, report, standby: true });
                     }
@@ -270,14 +282,14 @@ impl Launcher {
             let standby = launcher.standbys.take(&key);
             let is_standby = standby.is_some();
             let started = match standby {
-                Some(monitor) => launcher.thaw_in(monitor, &key, request_ns),
-                None => launcher.thaw_in(launcher.spawn()?, &key, request_ns),
+                Some(monitor) => launcher.thaw_in(monitor, &key, request.clone()),
+                None => launcher.thaw_in(launcher.spawn()?, &key, request.clone()),
             };
             let (microvm, mut report) = match started {
                 // The standby monitor, or the pool's manager that it was connected to, has ended.
                 Err(LaunchError::Start(
                     firn_run::StartError::Monitor(_) | firn_run::StartError::Open(_),
-                )) if is_standby => launcher.thaw_in(launcher.spawn()?, &key, request_ns)?,
+                )) if is_standby => launcher.thaw_in(launcher.spawn()?, &key, request)?,
                 started => started?,
             };
             report.ready = launcher.ready.is_on().then_some(ReadyUse::Miss);
@@ -290,12 +302,12 @@ impl Launcher {
         &self,
         monitor: Monitor,
         key: &ThawKey,
-        request_ns: u64,
+        request: StartRequest,
     ) -> Result<(Microvm, Box<StartReport>), LaunchError> {
         let client_since = key.client_since();
         let mut descriptors = Descriptors::default();
         let thaw = self.thaw_spec(key, monitor.has_manager(), &mut descriptors)?;
-        let microvm = self.send(monitor, Origin::Thaw(thaw), key.disk, descriptors, request_ns)?;
+        let microvm = self.send(monitor, Origin::Thaw(thaw), key.disk, descriptors, request)?;
         let (microvm, report) = self.wait(microvm)?;
         Ok((Microvm { client_since, ..microvm }, report))
     }
@@ -304,9 +316,9 @@ impl Launcher {
     fn resume(
         &self,
         mut clone: Microvm,
-        request_ns: u64,
+        request: StartRequest,
     ) -> Result<(Microvm, Box<StartReport>), LaunchError> {
-        clone.monitor.resume(request_ns)?;
+        clone.monitor.resume(request.received_ns, request.credentials)?;
         Ok(self.wait(clone)?)
     }
 
@@ -468,10 +480,11 @@ impl Launcher {
         origin: Origin,
         disk: u64,
         mut descriptors: Descriptors,
-        request_ns: u64,
+        request: StartRequest,
     ) -> Result<Microvm, firn_run::StartError> {
         let (instance, spec) = self.named(origin, disk, &mut descriptors)?;
-        let spec = StartSpec { request_ns: Some(request_ns), ..spec };
+        let StartRequest { received_ns, credentials } = request;
+        let spec = StartSpec { request_ns: Some(received_ns), credentials, ..spec };
         let mut microvm = self.microvm(monitor, instance)?;
         microvm.monitor.start(spec, &descriptors)?;
         Ok(microvm)

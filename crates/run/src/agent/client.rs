@@ -353,6 +353,7 @@ impl AgentClient {
             instance_id: identity.instance_id.clone(),
             wall_clock_ns: u64::try_from(clock.as_nanos()).map_err(|_| IdentifyError::Clock)?,
             entropy: Base64Bytes(identity.entropy.to_vec()),
+            credentials: self.credentials.clone(),
         });
         match self.exchange(&request, limit)? {
             Reply::Identified => Ok(()),

@@ -24,6 +24,7 @@ mod connection;
 mod process;
 mod serve;
 
+use firn_agent::protocol::RoleCredentials;
 use firn_vmm::Shape;
 use serde::{Deserialize, Serialize};
 
@@ -55,6 +56,8 @@ pub(crate) enum Order {
     Resume {
         /// When the request came in, ns of CLOCK_MONOTONIC.
         request_ns: u64,
+        /// Keys of the function's role.
+        credentials: Option<RoleCredentials>,
     },
     /// Open the snapshot of the spec and plan, without a start.
     Plan(Box<StartSpec>),

@@ -7,6 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use firn_agent::protocol::RoleCredentials;
 use firn_base::{ErrorChain, now_ns};
 use firn_memory::prefer_as_victim;
 use firn_pool::Client;
@@ -215,13 +216,18 @@ impl Monitor {
     }
 
     /// Resumes a clone that is ready, for a request that came in at `request_ns`, ns of
-    /// CLOCK_MONOTONIC. Its report comes with [`Monitor::progress`]. The microVM of a snapshot that
-    /// was replaced or removed meanwhile does not run: the error is [`StartError::Outdated`].
+    /// CLOCK_MONOTONIC. The function's hooks may use `credentials`. The report comes with
+    /// [`Monitor::progress`]. The microVM of a snapshot that was replaced or removed meanwhile does
+    /// not run: the error is [`StartError::Outdated`].
     ///
     /// # Errors
     /// [`StartError::Monitor`].
-    pub fn resume(&mut self, request_ns: u64) -> Result<(), StartError> {
-        self.send(&Order::Resume { request_ns }, &Descriptors::default())
+    pub fn resume(
+        &mut self,
+        request_ns: u64,
+        credentials: Option<RoleCredentials>,
+    ) -> Result<(), StartError> {
+        self.send(&Order::Resume { request_ns, credentials }, &Descriptors::default())
     }
 
     /// Waits for the report of the start, or for a player that waits; at most for `limit`.

@@ -23,7 +23,7 @@ use crate::report::{Making, StartReport};
 use crate::session::{Interruption, end_with};
 use crate::source::{Source, nested_paging};
 use crate::spec::{Origin, Serving, StartSpec};
-use crate::start::{Hold, start_caught};
+use crate::start::{Hold, Resumption, start_caught};
 
 /// How often a ready clone looks for a signal that was caught.
 const SIGNAL_PERIOD: Duration = Duration::from_secs(1);
@@ -184,13 +184,14 @@ fn sweep_after(order: &Order) -> Option<SweepAfterOwner> {
 fn wait_for_resume(
     connection: &Connection,
     signal: Option<&AtomicI32>,
-) -> Result<Option<Clock>, StartError> {
+) -> Result<Option<Resumption>, StartError> {
     let limit = signal.map(|_| SIGNAL_PERIOD);
     loop {
         match connection.receive(limit) {
-            Ok((Order::Resume { request_ns }, _)) => {
-                let begun_ns = now_ns();
-                return Ok(Some(Clock { begun_ns, request_ns: Some(request_ns), stood_by: true }));
+            Ok((Order::Resume { request_ns, credentials }, _)) => {
+                let (begun_ns, request_ns) = (now_ns(), Some(request_ns));
+                let clock = Clock { begun_ns, request_ns, stood_by: true };
+                return Ok(Some(Resumption { clock, credentials }));
             }
             Ok(_) => return Err(StartError::Spec("a ready clone is only resumed".to_owned())),
             Err(ReceiveError::Closed) => return Ok(None),

@@ -230,6 +230,9 @@ pub struct Identify {
     pub wall_clock_ns: u64,
     /// Random bytes for the kernel's generator: [`MIN_ENTROPY_BYTES`] to [`MAX_ENTROPY_BYTES`].
     pub entropy: Base64Bytes,
+    /// The present keys of the function's role, in place of earlier ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credentials: Option<RoleCredentials>,
 }
 
 impl std::fmt::Debug for Identify {

@@ -17,7 +17,7 @@ use super::runtime::{
 };
 use crate::protocol::{
     Answered, Failed, FunctionError, Identify, Invoke, Load, Loaded, MAX_ENTROPY_BYTES,
-    MAX_EVENT_BYTES, MIN_ENTROPY_BYTES, Put, Refusal, RefusalKind, Reply, Usage,
+    MAX_EVENT_BYTES, MIN_ENTROPY_BYTES, Put, Refusal, RefusalKind, Reply, RoleCredentials, Usage,
 };
 
 /// Time limit for the runtime to prepare for a freeze or to reseed itself after a thaw. After it,
@@ -178,9 +178,7 @@ impl Instance {
             let reason = format!("the event exceeds the limit of {MAX_EVENT_BYTES} bytes");
             return Err(refusal(RefusalKind::BadRequest, reason));
         }
-        if let Some(credentials) = &invoke.credentials {
-            self.credentials.set(Some(credentials.clone()));
-        }
+        self.renew_credentials(invoke.credentials.as_ref());
         let mut runtime = self.take_open_runtime()?;
         let limit = Duration::from_millis(invoke.time_limit_ms);
         let mut started = Instant::now();
@@ -274,10 +272,19 @@ impl Instance {
             .map_err(|e| system("cannot publish the generation", &e))?;
         self.openssl.renew().map_err(|e| system("cannot make OpenSSL reseed", &e))?;
         self.instance_id = Some(identify.instance_id.clone());
+        // The function's hooks after a restore may use them.
+        self.renew_credentials(identify.credentials.as_ref());
         let before = self.generation.replace(identify.generation);
         self.resume_runtime().inspect_err(|_| self.generation = before)?;
         self.gate = Gate::Open;
         Ok(())
+    }
+
+    /// Replaces the keys of the function's role, if there are newer ones.
+    fn renew_credentials(&self, credentials: Option<&RoleCredentials>) {
+        if let Some(credentials) = credentials {
+            self.credentials.set(Some(credentials.clone()));
+        }
     }
 
     /// The loaded function's name.

@@ -236,6 +236,7 @@ fn identity(generation: u128) -> Identify {
         instance_id: format!("i-{generation}"),
         wall_clock_ns: 5,
         entropy: Base64Bytes(vec![7; 32]),
+        credentials: None,
     }
 }
 

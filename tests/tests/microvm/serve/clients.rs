@@ -12,11 +12,14 @@ use super::{adds_up, finished};
 const ROLE: &str = "arn:aws:iam::000000000000:role/any";
 const KEY: &str = "AKIDOFTHEFUNCTIONSROLE";
 
-/// Has the keys of its role before its snapshot, as AWS's SDKs fetch them, and for each request.
+/// Has the keys of its role before its snapshot, as AWS's SDKs fetch them, in its hook after a
+/// restore, and for each request.
 const HOLDER: &str = "\
 import json
 import os
 import urllib.request
+
+from snapshot_restore_py import register_after_restore
 
 
 def secret():
@@ -25,11 +28,12 @@ def secret():
     return json.loads(urllib.request.urlopen(request).read())['SecretAccessKey']
 
 
-before = secret()
+seen = [secret()]
+register_after_restore(lambda: seen.append(secret()))
 
 
 def handler(event, context):
-    return [event, before, secret()]
+    return [event, *seen, secret()]
 ";
 
 const BOTO: &str = include_str!("../../../clients/boto.py");
@@ -237,7 +241,8 @@ fn aws(world: &World, daemon: &Daemon) {
     let to = answer.display().to_string();
     let invoked = lambda(&["invoke"], &["--qualifier", "1", "--payload", &event, &to]);
     assert_eq!(invoked["ExecutedVersion"], "1", "{invoked}");
-    let expected = json!([{"a": [1]}, "EXPIRED", format!("{KEY}-secret")]);
+    let secret = format!("{KEY}-secret");
+    let expected = json!([{"a": [1]}, "EXPIRED", secret, secret]);
     let answered = std::fs::read_to_string(&answer).unwrap();
     assert_eq!(serde_json::from_str::<Value>(&answered).unwrap(), expected);
     let changed = zip("changed.zip", "def handler(event, context): return 'changed'");
