@@ -7,6 +7,8 @@ import json
 import os
 import sys
 import time
+import urllib.parse
+import urllib.request
 import zipfile
 
 import boto3
@@ -35,6 +37,8 @@ def handler(event, context):
     global count
     count += 1
     print("asked for", event.get("name"))
+    if "rawPath" in event:
+        return {"statusCode": 201, "headers": {"x-count": str(count)}, "body": event["rawPath"]}
     if "attempts" in event:
         return attempts
     if "again" in event:
@@ -154,6 +158,17 @@ while len(seen.get("attempts", [])) < 3 and time.time() < deadline:
         seen["attempts"] = invoke({"attempts": True}, Qualifier="live")["body"]
     except client.exceptions.TooManyRequestsException:
         pass  # The event is being retried, and one request is the limit.
+# Without retries there is one attempt more.
+client.put_function_event_invoke_config(FunctionName="greeter", Qualifier="live", MaximumRetryAttempts=0)
+invoke({"again": True}, Qualifier="live", InvocationType="Event")
+time.sleep(5)
+seen["once"] = invoke({"attempts": True}, Qualifier="live")["body"]
+url = client.create_function_url_config(FunctionName="greeter", Qualifier="live", AuthType="NONE")["FunctionUrl"]
+client.add_permission(FunctionName="greeter", Qualifier="live", StatementId="all", Action="lambda:InvokeFunctionUrl", Principal="*", FunctionUrlAuthType="NONE")
+# Not every resolver knows names of localhost.
+host = urllib.parse.urlsplit(url).netloc
+with urllib.request.urlopen(urllib.request.Request(endpoint + "/a/path", headers={"Host": host})) as answer:
+    seen["url"] = [answer.status, int(answer.headers["x-count"]) > 1, answer.read().decode()]
 client.put_function_concurrency(FunctionName="greeter", ReservedConcurrentExecutions=0)
 seen["throttled"] = code_of(client.invoke, FunctionName="greeter", Qualifier="live")
 

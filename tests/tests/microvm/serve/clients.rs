@@ -114,6 +114,8 @@ fn boto3_and_the_aws_command_work_unmodified() {
     assert_eq!(next["body"]["count"], 1, "{next}");
     assert_eq!((&seen["dry"]["status"], &seen["event"]["status"]), (&json!(204), &json!(202)));
     assert_eq!(seen["attempts"], json!([1, 2, 3]), "a failed event is retried twice");
+    assert_eq!(seen["once"], json!([1, 2, 3, 4]), "and as often as its settings say");
+    assert_eq!(seen["url"], json!([201, true, "/a/path"]));
     for all in ["right", "randoms", "requests"] {
         assert_eq!(seen[all], INVOCATIONS, "{all}");
     }
