@@ -16,6 +16,7 @@ from botocore.config import Config
 
 SOURCE = """
 import os, random, shutil, sys, time
+import layered, packaged
 from snapshot_restore_py import register_after_restore, register_before_snapshot
 
 hooks = []
@@ -59,6 +60,7 @@ def handler(event, context):
         "stream": context.log_stream_name,
         "left": context.get_remaining_time_in_millis(),
         "tmp": shutil.disk_usage("/tmp").free,
+        "layers": [layered.WORD, packaged.WORD, open("/opt/data").read()],
     }
 """
 
@@ -67,11 +69,16 @@ config = Config(read_timeout=300, retries={"max_attempts": 0}, max_pool_connecti
 client = boto3.client("lambda", endpoint_url=endpoint, config=config)
 
 
-def archive(source):
+def archive(source, **more):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("handler.py", source)
+        for name, content in {"handler.py": source, **more}.items():
+            file.writestr(name, content)
     return buffer.getvalue()
+
+
+def layer(name, **files):
+    return client.publish_layer_version(LayerName=name, Content={"ZipFile": archive("", **files)})["LayerVersionArn"]
 
 
 def invoke(event, **options):
@@ -108,8 +115,14 @@ key = os.environ["AWS_ACCESS_KEY_ID"]
 seen["wrong secret"] = another(key, "another")
 seen["unknown key"] = another("AKIDOTHER", os.environ["AWS_SECRET_ACCESS_KEY"])
 role = "arn:aws:iam::000000000000:role/any"
+packages = "python/lib/python3.11/site-packages/"
+layers = [
+    layer("one", **{"python/layered.py": "WORD = 'first'", packages + "packaged.py": "WORD = 'packaged'", "data": "one"}),
+    layer("two", **{"python/layered.py": "WORD = 'second'"}),
+]
 created = client.create_function(
     FunctionName="greeter",
+    Layers=layers,
     Runtime="python3.11",
     Handler="handler.handler",
     Role=role,
@@ -145,6 +158,8 @@ seen["unknown"] = code_of(client.invoke, FunctionName="greeter", Qualifier="9")
 updated = client.update_function_code(FunctionName="greeter", ZipFile=archive(SOURCE.replace("%s!", "%s?")))
 seen["updated"] = updated["CodeSha256"] != created["CodeSha256"]
 client.get_waiter("function_updated").wait(FunctionName="greeter")
+# The function keeps a layer that is deleted.
+client.delete_layer_version(LayerName="one", VersionNumber=1)
 client.update_function_configuration(FunctionName="greeter", Environment={"Variables": {"GREETING": "Hi"}}, SnapStart={"ApplyOn": "None"})
 second = client.publish_version(FunctionName="greeter")
 client.update_alias(FunctionName="greeter", Name="live", FunctionVersion=second["Version"])

@@ -189,6 +189,50 @@ def event_invoke_configs(name):
     gone(client.get_function_event_invoke_config, FunctionName=name)
 
 
+def layers(name):
+    settings = {"Description": "d", "CompatibleRuntimes": ["python3.11"], "CompatibleArchitectures": ["x86_64"], "LicenseInfo": "MIT"}
+    published = client.publish_layer_version(LayerName="shared", Content={"ZipFile": archive("x = 1")}, **settings)
+    arn, layer = published["LayerVersionArn"], published["LayerArn"]
+    assert arn == f"{layer}:1" and layer.endswith(":layer:shared"), published
+    # The provider reads by the ARN of the layer, and a data source by that of the version.
+    read = lambda: client.get_layer_version(LayerName=layer, VersionNumber=1)
+    content = {"LayerVersionArn": arn, "LayerArn": layer, "Version": 1, "CreatedDate": published["CreatedDate"], "Content": published["Content"]}
+    found = has(read(), {**settings, **content})
+    assert found["Content"]["CodeSize"] > 0 and len(found["Content"]["CodeSha256"]) == 44, found
+    for again in read(), client.get_layer_version_by_arn(Arn=arn):
+        assert {**again, "ResponseMetadata": None} == {**found, "ResponseMetadata": None}, again
+    second = client.publish_layer_version(LayerName="shared", Content={"ZipFile": archive("x = 2")})
+    assert second["Version"] == 2
+    versions = client.get_paginator("list_layer_versions").paginate(LayerName="shared", PaginationConfig={"PageSize": 1})
+    assert [version["Version"] for page in versions for version in page["LayerVersions"]] == [2, 1]
+    [one] = client.list_layers(CompatibleRuntime="python3.11")["Layers"]
+    assert (one["LayerName"], one["LatestMatchingVersion"]["Version"]) == ("shared", 1), one
+
+    # aws_lambda_layer_version_permission
+    where = {"LayerName": layer, "VersionNumber": 1}
+    gone(client.get_layer_version_policy, **where)
+    client.add_layer_version_permission(**where, StatementId="all", Action="lambda:GetLayerVersion", Principal="*", OrganizationId="o-1234567890")
+    policy = client.get_layer_version_policy(**where)
+    expected = {"Sid": "all", "Effect": "Allow", "Principal": "*", "Action": "lambda:GetLayerVersion", "Resource": arn, "Condition": {"StringEquals": {"aws:PrincipalOrgID": "o-1234567890"}}}
+    assert json.loads(policy["Policy"])["Statement"] == [expected], policy
+    client.remove_layer_version_permission(**where, StatementId="all", RevisionId=policy["RevisionId"])
+    gone(client.get_layer_version_policy, **where)
+    gone(client.remove_layer_version_permission, **where, StatementId="all")
+
+    # aws_lambda_function: layers. A function keeps what is deleted.
+    function = lambda: client.get_function_configuration(FunctionName=name).get("Layers")
+    client.update_function_configuration(FunctionName=name, Layers=[arn])
+    assert function() == [{"Arn": arn, "CodeSize": found["Content"]["CodeSize"]}], function()
+    client.delete_layer_version(**where)
+    client.delete_layer_version(**where)
+    gone(client.get_layer_version, **where)
+    assert len(function()) == 1
+    client.update_function_configuration(FunctionName=name, Layers=[])
+    assert function() is None
+    client.delete_layer_version(LayerName="shared", VersionNumber=2)
+    assert client.list_layers()["Layers"] == client.list_layer_versions(LayerName="shared")["LayerVersions"] == []
+
+
 def urls(name):
     client.create_alias(FunctionName=name, Name="web", FunctionVersion="1")
     where = {"FunctionName": name, "Qualifier": "web"}
@@ -213,7 +257,6 @@ def refused(name):
     """What is not supported is named, and nothing is half done."""
     calls = {
         "CreateEventSourceMapping": lambda: client.create_event_source_mapping(FunctionName=name, EventSourceArn="arn:aws:sqs:us-east-1:000000000000:q"),
-        "PublishLayerVersion": lambda: client.publish_layer_version(LayerName="l", Content={"ZipFile": archive("")}),
         "PutProvisionedConcurrencyConfig": lambda: client.put_provisioned_concurrency_config(FunctionName=name, Qualifier="1", ProvisionedConcurrentExecutions=1),
         "PutRuntimeManagementConfig": lambda: client.put_runtime_management_config(FunctionName=name, UpdateRuntimeOn="Auto"),
     }
@@ -232,7 +275,7 @@ assert boto3.client("sts", **session).get_caller_identity()["Account"] == "00000
 assert client.get_account_settings()["AccountUsage"]["FunctionCount"] == 0
 functions()
 function("f")
-for resource in (aliases, permissions, event_invoke_configs, urls, refused):
+for resource in (aliases, permissions, event_invoke_configs, layers, urls, refused):
     resource("f")
 assert client.get_account_settings()["AccountUsage"]["FunctionCount"] == 1
 client.delete_function(FunctionName="f")

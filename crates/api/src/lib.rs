@@ -14,6 +14,8 @@ mod credentials;
 mod function_url;
 mod http_client;
 mod lambda;
+#[cfg(test)]
+mod layers_tests;
 mod monitoring;
 mod otlp;
 mod serve;

@@ -86,6 +86,44 @@ async fn tenants_have_functions_and_quotas_of_their_own() {
     let listed = b.ask("GET", FUNCTIONS, &Value::Null).await.ok(200);
     assert_eq!(listed["Functions"].as_array().unwrap().len(), 1);
     b.ask("GET", &format!("{one}/configuration"), &Value::Null).await.ok(200);
+
+    // So it is for layers.
+    let layers = "/2018-10-31/layers";
+    let versions = format!("{layers}/shared/versions");
+    let zip = creation("any")["Code"].clone();
+    let layer = json!({ "Content": zip });
+    let arn = b.ask("POST", &versions, &layer).await.ok(201)["LayerVersionArn"].clone();
+    let one = format!("{versions}/1");
+    let statement =
+        json!({ "StatementId": "s", "Action": "lambda:GetLayerVersion", "Principal": "*" });
+    for (method, path, body) in [
+        ("GET", one.clone(), Value::Null),
+        ("GET", format!("{one}/policy"), Value::Null),
+        ("POST", format!("{one}/policy"), statement),
+        ("DELETE", format!("{one}/policy/s"), Value::Null),
+        ("GET", format!("{layers}?find=LayerVersion&Arn={}", arn.as_str().unwrap()), Value::Null),
+    ] {
+        a.ask(method, &path, &body).await.refused(404, "ResourceNotFoundException");
+    }
+    let mut function = creation("g");
+    function["Layers"] = json!([arn]);
+    let told =
+        a.ask("POST", FUNCTIONS, &function).await.refused(400, "InvalidParameterValueException");
+    assert!(told.ends_with("does not exist."), "{told}");
+    a.ask("POST", &versions, &layer).await.refused(409, "ResourceConflictException");
+    a.ask("DELETE", &one, &Value::Null).await.ok(204);
+    let listed = async |tenant: &Tenant<'_>, path: &str, list: &str| {
+        let listed = tenant.ask("GET", path, &Value::Null).await.ok(200);
+        listed[list].as_array().unwrap().len()
+    };
+    assert_eq!(listed(&a, layers, "Layers").await, 0);
+    assert_eq!(listed(&a, &versions, "LayerVersions").await, 0);
+    assert_eq!(listed(&b, layers, "Layers").await, 1);
+    assert_eq!(listed(&b, &versions, "LayerVersions").await, 1);
+    // Their zip files and versions count: this is over the quotas of a tenant.
+    let own = format!("{layers}/own/versions");
+    let told = a.ask("POST", &own, &layer).await.refused(400, "CodeStorageExceededException");
+    assert!(told.contains("the quota of the tenant a is 100 B"), "{told}");
 }
 
 #[tokio::test]
@@ -99,6 +137,9 @@ async fn quotas_of_the_daemon_hold_without_credentials() {
     let refused = client.ask("POST", &format!("{FUNCTIONS}/g/versions"), &json!({})).await;
     let told = refused.refused(402, "ServiceQuotaExceededException");
     assert!(told.starts_with("2 versions would be published, and the quota of this daemon is 1"));
+    let layer = json!({ "Content": creation("f")["Code"] });
+    let refused = client.ask("POST", "/2018-10-31/layers/l/versions", &layer).await;
+    refused.refused(402, "ServiceQuotaExceededException");
     client.ask("DELETE", &format!("{FUNCTIONS}/f"), &Value::Null).await.ok(204);
     client.ask("POST", &format!("{FUNCTIONS}/g/versions"), &json!({})).await.ok(201);
 }

@@ -315,7 +315,7 @@ async fn requests_that_lambda_refuses_are_refused() {
         (json!({ "Role": "arn:ibm:iam::123456789012:role/r" }), rule, "role"),
         (json!({ "Timeout": 901 }), rule, "timeout"),
         (json!({ "MemorySize": 127 }), rule, "memorySize"),
-        (json!({ "Layers": ["l"] }), value, "Layers"),
+        (json!({ "Layers": ["l"] }), rule, "layers"),
         (json!({ "EphemeralStorage": { "Size": 511 } }), rule, "ephemeralStorage.size"),
         (json!({ "EphemeralStorage": { "Size": 10241 } }), rule, "ephemeralStorage.size"),
         (json!({ "Tags": { "aws:a": "b" } }), value, "the tag \"aws:a\" is not valid"),

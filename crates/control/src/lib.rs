@@ -22,8 +22,9 @@ mod telemetry;
 pub use blocking::TaskFailed;
 pub use functions::{
     Alias, Code, CodeError, ConfigurationChange, ConfigurationError, Cors, EventSettings, Field,
-    FunctionUrl, ImageError, ImageFiles, LATEST, MAX_ENVIRONMENT, MAX_UNPACKED, MAX_ZIP, NameError,
-    Permission, RolesError, Runtime, Target, Version, VersionState,
+    FunctionUrl, ImageError, ImageFiles, LATEST, LayerAbout, LayerName, LayerVersion,
+    MAX_ENVIRONMENT, MAX_UNPACKED, MAX_ZIP, NameError, Permission, RolesError, Runtime, Target,
+    UsedLayer, Version, VersionState,
 };
 pub use instances::{
     AcquireError, BootFiles, DaemonStatus, InvocationReport, InvokeFailure, Invoked, Latency,
@@ -32,8 +33,9 @@ pub use instances::{
 pub use service::{
     Account, AliasChange, AliasError, AttachmentError, ChangeError, Claim, CodeChange, Control,
     ControlOptions, DeleteError, EventRefused, FindError, Found, Hold, InvalidTag,
-    InvocationRequest, MAX_PERMISSIONS, NewFunction, NotFound, OpenError, PrepareError, Prepared,
-    PublishError, PublishRequest, QuotaError, Quotas, RevisionMismatch, Tenants, UrlRequest,
+    InvocationRequest, LayerTarget, MAX_PERMISSIONS, NewFunction, NewLayer, NotFound, OpenError,
+    PrepareError, Prepared, PublishError, PublishRequest, QuotaError, Quotas, RevisionMismatch,
+    Tenants, UrlRequest,
 };
 pub use store::StoreError;
 pub use telemetry::{Telemetry, TraceContext};

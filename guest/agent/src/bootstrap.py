@@ -15,7 +15,12 @@ def before_snapshot():
 
 
 def start():
-    sys.path[0] = os.environ["LAMBDA_TASK_ROOT"]
+    paths = [os.environ["LAMBDA_TASK_ROOT"]]
+    if os.environ["PYTHONPATH"] == os.environ["LAMBDA_RUNTIME_DIR"]:
+        # The function has set no path of its own. As in AWS Lambda, its layers come next.
+        packages = "/opt/python/lib/python%d.%d/site-packages" % sys.version_info[:2]
+        paths += [packages, "/opt/python"]
+    sys.path[:1] = paths
     if os.environ["AWS_LAMBDA_INITIALIZATION_TYPE"] == "snap-start":
         import snapshot_restore_py
 

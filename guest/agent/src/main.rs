@@ -54,6 +54,7 @@ fn serve() -> io::Result<()> {
     let config = RuntimeConfig {
         python: "/usr/bin/python3".into(),
         task_dir: "/var/task".into(),
+        layers_dir: "/opt".into(),
         runtime_dir: "/var/runtime".into(),
         runtime_api: RUNTIME_API,
         user: Some(FUNCTION_USER),

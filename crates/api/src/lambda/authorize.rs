@@ -303,6 +303,9 @@ fn body_limit(parts: &Parts) -> (usize, ApiError) {
         Method::POST if is_invocation(parts) => (MAX_EVENT_BYTES, ApiError::event_too_large()),
         Method::POST if path.ends_with("/functions") => code("CreateFunction"),
         Method::PUT if path.ends_with("/code") => code("UpdateFunctionCode"),
+        Method::POST if path.contains("/layers/") && path.ends_with("/versions") => {
+            code("PublishLayerVersion")
+        }
         _ => (MAX_DOCUMENT, ApiError::too_large(MAX_DOCUMENT, "this")),
     }
 }

@@ -47,7 +47,7 @@ pub(super) struct Zip<'a> {
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Outer<'a> {
-    #[serde(borrow)]
+    #[serde(borrow, alias = "Content")]
     code: Zip<'a>,
 }
 
@@ -58,6 +58,8 @@ pub(super) enum ZipPlace {
     Top,
     /// `Code.ZipFile`
     Code,
+    /// `Content.ZipFile`
+    Content,
 }
 
 impl Lambda {
@@ -75,7 +77,9 @@ impl Lambda {
         let decoded = tokio::task::spawn_blocking(move || {
             let raw = match place {
                 ZipPlace::Top => serde_json::from_slice::<Zip<'_>>(&body),
-                ZipPlace::Code => serde_json::from_slice(&body).map(|outer: Outer<'_>| outer.code),
+                ZipPlace::Code | ZipPlace::Content => {
+                    serde_json::from_slice(&body).map(|outer: Outer<'_>| outer.code)
+                }
             };
             let raw = raw.map_err(|error| ApiError::not_json(&error))?.zip_file;
             if body.len() - raw.map_or(0, |raw| raw.get().len()) > MAX_DOCUMENT {

@@ -3,13 +3,14 @@
 use firn_control::{ConfigurationChange, Runtime};
 
 use super::documents::Settings;
-use super::{ApiError, settings};
+use super::names::Scope;
+use super::{ApiError, layers, settings};
 
 /// The supported runtimes, for an error's text.
 const RUNTIMES: &str = "[python3.11, provided.al2023, provided.al2]";
 
 /// Reads the configuration in a request. Refuses what this daemon does not support.
-pub(super) fn change(request: Settings) -> Result<ConfigurationChange, ApiError> {
+pub(super) fn change(request: Settings, scope: &Scope) -> Result<ConfigurationChange, ApiError> {
     settings::check(&request.others)?;
     let snap_start = request.snap_start.map(|snap_start| match snap_start.apply_on.as_deref() {
         Some("PublishedVersions") => Ok(true),
@@ -28,6 +29,7 @@ pub(super) fn change(request: Settings) -> Result<ConfigurationChange, ApiError>
         storage: request.ephemeral_storage.map(|storage| storage.size),
         environment: request.environment.map(|environment| environment.variables),
         snap_start: snap_start.transpose()?,
+        layers: request.layers.map(|arns| layers::names(&arns, scope)).transpose()?,
     })
 }
 

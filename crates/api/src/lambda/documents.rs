@@ -37,6 +37,7 @@ pub(super) struct Settings {
     pub(super) ephemeral_storage: Option<EphemeralStorage>,
     pub(super) environment: Option<Environment>,
     pub(super) snap_start: Option<SnapStart>,
+    pub(super) layers: Option<Vec<String>>,
     pub(super) revision_id: Option<String>,
     #[serde(flatten)]
     pub(super) others: Others,
@@ -171,6 +172,13 @@ pub(super) fn configuration(scope: &Scope, version: &Version, qualified: bool) -
     });
     if !version.environment.is_empty() {
         document["Environment"] = json!({ "Variables": version.environment });
+    }
+    if !version.layers.is_empty() {
+        let layers = version.layers.iter().map(|layer| {
+            let arn = scope.layer_version(&layer.layer, layer.version);
+            json!({ "Arn": arn, "CodeSize": layer.code.size })
+        });
+        document["Layers"] = layers.collect();
     }
     if let Some((code, reason)) = reason {
         document["StateReasonCode"] = json!(code);

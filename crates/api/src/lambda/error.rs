@@ -125,6 +125,11 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "ResourceNotFoundException", message)
     }
 
+    /// The version of a layer does not exist.
+    pub(super) fn no_layer() -> Self {
+        Self::missing("The resource you requested does not exist.".to_owned())
+    }
+
     fn not_found(what: &str, arn: impl std::fmt::Display) -> Self {
         Self::missing(format!("{what} not found: {arn}"))
     }
@@ -227,6 +232,7 @@ impl Translate for ChangeError {
     fn translate(self, scope: &Scope) -> ApiError {
         match self {
             Self::Exists(name) => ApiError::conflict(format!("Function already exist: {name}")),
+            Self::LayerExists(name) => ApiError::conflict(format!("Layer already exist: {name}")),
             Self::NotFound(error) => error.translate(scope),
             Self::Tag(error) => error.into(),
             Self::Revision(error) => error.into(),
@@ -299,6 +305,7 @@ impl Translate for AttachmentError {
     fn translate(self, scope: &Scope) -> ApiError {
         match self {
             Self::NotFound(error) => error.translate(scope),
+            Self::NoLayer => ApiError::no_layer(),
             Self::None(target) => ApiError::not_found("Settings", scope.arn_of(&target)),
             Self::Tag(error) => error.into(),
             Self::UrlExists(target) => ApiError::conflict(format!(
@@ -439,6 +446,20 @@ impl From<ConfigurationError> for ApiError {
             ConfigurationError::EnvironmentTooLarge => Self::invalid(format!(
                 "Lambda was unable to configure your environment variables because the environment variables you have \
                  provided exceeded the {MAX_ENVIRONMENT} bytes limit."
+            )),
+            ConfigurationError::TooManyLayers => {
+                Self::invalid("Cannot reference more than 5 layers.")
+            }
+            ConfigurationError::LayerTwice(one, other) => Self::invalid(format!(
+                "Two different versions of the same layer are not allowed to be referenced in the same function. \
+                 {one} and {other} are versions of the same layer."
+            )),
+            ConfigurationError::NoLayer(arn) => {
+                Self::invalid(format!("Layer version {arn} does not exist."))
+            }
+            ConfigurationError::TooLarge(size) => Self::invalid(format!(
+                "Function code combined with layers exceeds the maximum allowed size of {MAX_UNPACKED} bytes. The \
+                 actual size is {size} bytes."
             )),
             ConfigurationError::Image(_)
             | ConfigurationError::RestoreHook(_)

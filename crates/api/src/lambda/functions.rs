@@ -33,7 +33,7 @@ pub(super) async fn create(
         tags: request.tags.unwrap_or_default(),
         target: parse(&request.function_name, None, &lambda.scope)?.of_tenant(tenant),
         zip: settings::check(&request.code.others).and(zip)?,
-        configuration: change(request.settings)?,
+        configuration: change(request.settings, &lambda.scope)?,
         publish,
         hold,
     };
@@ -118,7 +118,8 @@ pub(super) async fn update_configuration(
 ) -> Result<impl IntoResponse, ApiError> {
     let mut request: Settings = parse_body(&body)?;
     let revision = request.revision_id.take();
-    let updated = lambda.control.update_configuration(&target, change(request)?, revision).await;
+    let change = change(request, &lambda.scope)?;
+    let updated = lambda.control.update_configuration(&target, change, revision).await;
     let version = updated.map_err(lambda.error())?;
     Ok(Json(configuration(&lambda.scope, &version, false)))
 }

@@ -15,6 +15,7 @@ mod events;
 mod extract;
 mod functions;
 mod invoke;
+mod layers;
 mod names;
 mod once;
 mod operations;
@@ -60,6 +61,7 @@ pub(crate) struct Lambda {
 pub(crate) fn routes(lambda: Lambda) -> Router {
     let one = "/2015-03-31/functions/{name}";
     let path = |rest: &str| format!("{one}{rest}");
+    let layer = |rest: &str| format!("/2018-10-31/layers/{{name}}/versions/{{version}}{rest}");
     Router::new()
         .route("/2015-03-31/functions", get(functions::list).post(functions::create))
         .route("/2015-03-31/functions/", get(functions::list).post(functions::create))
@@ -96,6 +98,14 @@ pub(crate) fn routes(lambda: Lambda) -> Router {
         )
         .route("/2021-10-31/functions/{name}/urls", get(urls::list))
         .route("/2021-11-15/functions/{name}/response-streaming-invocations", post(invoke::stream))
+        .route("/2018-10-31/layers", get(layers::list))
+        .route(
+            "/2018-10-31/layers/{name}/versions",
+            get(layers::list_versions).post(layers::publish),
+        )
+        .route(&layer(""), get(layers::get).delete(layers::delete))
+        .route(&layer("/policy"), get(layers::get_policy).post(layers::add_permission))
+        .route(&layer("/policy/{part}"), delete(layers::remove_permission))
         .route("/2016-08-19/account-settings", get(account::settings))
         .route("/2016-08-19/account-settings/", get(account::settings))
         .with_state(Arc::new(lambda))

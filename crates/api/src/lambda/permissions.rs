@@ -11,10 +11,10 @@ use firn_control::{AttachmentError, Permission};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::ApiError;
 use super::body::parse;
 use super::extract::Qualified;
 use super::settings::{self, Others};
-use super::{ApiError, Lambda};
 
 /// The body of AddPermission.
 #[derive(Deserialize)]
@@ -43,7 +43,7 @@ pub(super) async fn add(
     settings::check(&request.others)?;
     let revision = request.revision_id.take();
     let new = permission(request)?;
-    let statement = statement(&lambda, &target, &new);
+    let statement = statement(&lambda.scope.arn_of(&target).to_string(), &new);
     lambda.control.add_permission(&target, new, revision).await.map_err(lambda.error())?;
     Ok((StatusCode::CREATED, Json(json!({ "Statement": statement.to_string() }))))
 }
@@ -58,10 +58,7 @@ pub(super) async fn get(
         }
         error => lambda.error()(error),
     })?;
-    let statements: Vec<Value> =
-        permissions.iter().map(|permission| statement(&lambda, &target, permission)).collect();
-    let policy = json!({ "Version": "2012-10-17", "Id": "default", "Statement": statements });
-    Ok(Json(json!({ "Policy": policy.to_string(), "RevisionId": revision })))
+    Ok(Json(policy(&lambda.scope.arn_of(&target).to_string(), &permissions, &revision)))
 }
 
 pub(super) async fn remove(
@@ -73,20 +70,14 @@ pub(super) async fn remove(
 }
 
 fn permission(request: Request) -> Result<Permission, ApiError> {
-    let word = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
-    let id = request.statement_id;
-    if !(1..=100).contains(&id.len()) || !id.bytes().all(word) {
-        return Err(ApiError::constraint("statementId", &id, "be [a-zA-Z0-9-_]{1,100}"));
-    }
+    let id = statement_id(request.statement_id)?;
     let operation = request.action.strip_prefix("lambda:");
     let letters = |name: &str| name == "*" || name.bytes().all(|byte| byte.is_ascii_alphabetic());
     if request.action != "*" && !operation.is_some_and(|name| !name.is_empty() && letters(name)) {
         let rule = "be *, lambda:* or lambda: and an operation";
         return Err(ApiError::constraint("action", &request.action, rule));
     }
-    if request.principal.is_empty() || request.principal.contains(char::is_whitespace) {
-        return Err(ApiError::invalid("The provided principal was invalid."));
-    }
+    let principal = principal_of(request.principal)?;
     if let Some(auth) = &request.function_url_auth_type {
         if !["NONE", "AWS_IAM"].contains(&auth.as_str()) {
             return Err(ApiError::constraint("functionUrlAuthType", auth, "be NONE or AWS_IAM"));
@@ -108,13 +99,47 @@ fn permission(request: Request) -> Result<Permission, ApiError> {
     ];
     let conditions = conditions
         .into_iter()
-        .filter_map(|(kind, key, value)| Some((kind.to_owned(), key.to_owned(), value?)))
+        .filter_map(|(kind, key, value)| condition(kind, key, value))
         .collect();
-    Ok(Permission { id, action: request.action, principal: request.principal, conditions })
+    Ok(Permission { id, action: request.action, principal, conditions })
 }
 
-/// A statement of the policy of `target`.
-fn statement(lambda: &Lambda, target: &firn_control::Target, permission: &Permission) -> Value {
+/// Checks the name of a statement.
+pub(super) fn statement_id(id: String) -> Result<String, ApiError> {
+    let word = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+    if !(1..=100).contains(&id.len()) || !id.bytes().all(word) {
+        return Err(ApiError::constraint("statementId", &id, "be [a-zA-Z0-9-_]{1,100}"));
+    }
+    Ok(id)
+}
+
+/// Checks whom a statement is for.
+pub(super) fn principal_of(principal: String) -> Result<String, ApiError> {
+    if principal.is_empty() || principal.contains(char::is_whitespace) {
+        return Err(ApiError::invalid("The provided principal was invalid."));
+    }
+    Ok(principal)
+}
+
+/// A condition of a statement, if it has a value.
+pub(super) fn condition(
+    kind: &str,
+    key: &str,
+    value: Option<String>,
+) -> Option<(String, String, String)> {
+    Some((kind.to_owned(), key.to_owned(), value?))
+}
+
+/// The answer with the policy of the resource `arn`.
+pub(super) fn policy(arn: &str, permissions: &[Permission], revision: &str) -> Value {
+    let statements: Vec<Value> =
+        permissions.iter().map(|permission| statement(arn, permission)).collect();
+    let policy = json!({ "Version": "2012-10-17", "Id": "default", "Statement": statements });
+    json!({ "Policy": policy.to_string(), "RevisionId": revision })
+}
+
+/// A statement of the policy of the resource `arn`.
+pub(super) fn statement(arn: &str, permission: &Permission) -> Value {
     let Permission { id, action, principal, conditions } = permission;
     let is_account = principal.len() == 12 && principal.bytes().all(|byte| byte.is_ascii_digit());
     let principal = match principal.as_str() {
@@ -128,7 +153,7 @@ fn statement(lambda: &Lambda, target: &firn_control::Target, permission: &Permis
         "Effect": "Allow",
         "Principal": principal,
         "Action": action,
-        "Resource": lambda.scope.arn_of(target).to_string(),
+        "Resource": arn,
     });
     for (kind, key, value) in conditions {
         statement["Condition"][kind][key] = json!(value);

@@ -15,7 +15,7 @@ const NO_NETWORK: &str = "functions have no network";
 
 /// Members of AWS Lambda's documents: name, the value that is accepted besides empty ones, as JSON,
 /// and why others are refused.
-const SETTINGS: [(&str, &str, &str); 18] = [
+const SETTINGS: [(&str, &str, &str); 17] = [
     ("S3Bucket", "null", ONLY_ZIP),
     ("S3Key", "null", ONLY_ZIP),
     ("S3ObjectVersion", "null", ONLY_ZIP),
@@ -24,7 +24,6 @@ const SETTINGS: [(&str, &str, &str); 18] = [
     ("ImageConfig", "null", ONLY_ZIP),
     ("SourceKMSKeyArn", "null", ONLY_ZIP),
     ("PackageType", r#""Zip""#, "this daemon accepts only zip files"),
-    ("Layers", "null", "this daemon does not support layers; put the files into the zip file"),
     ("Architectures", r#"["x86_64"]"#, "this daemon supports only x86_64"),
     ("TracingConfig", r#"{"Mode":"PassThrough"}"#, "there is no X-Ray; firn serve --otlp traces"),
     (

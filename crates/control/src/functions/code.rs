@@ -1,4 +1,4 @@
-//! Stores the zip files with functions' code.
+//! Stores the zip files with the code of functions and layers.
 //!
 //! A zip file is checked when it is uploaded and read when a microVM boots. The host unpacks
 //! nothing: each file goes from the zip file straight to the guest.
@@ -115,7 +115,7 @@ impl CodeStore {
     pub(crate) fn code_of(zip: &[u8]) -> Code {
         let digest = Sha256::digest(zip);
         let sha256 = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-        Code { sha256, size: u64::try_from(zip.len()).unwrap_or(u64::MAX), unpacked: 0 }
+        Code { sha256, size: u64::try_from(zip.len()).unwrap_or(u64::MAX), unpacked: 0, content: 0 }
     }
 
     /// Checks all of `zip` and stores it. When this returns, the file and its name survive a loss
@@ -126,6 +126,7 @@ impl CodeStore {
         let skip = |contents: &mut dyn Read| io::copy(contents, &mut io::sink());
         read(Cursor::new(zip), skip, |_, _, size| {
             code.unpacked += size.next_multiple_of(BLOCK);
+            code.content += size;
             Ok::<_, CodeError>(())
         })?;
         let path = self.path(&code);

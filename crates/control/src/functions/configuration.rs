@@ -7,10 +7,16 @@ use firn_run::ImageName;
 
 use super::images::IMAGE_VARIABLE;
 use super::version::DEFAULT_STORAGE;
-use super::{Code, ImageError, LATEST, Runtime, Version, VersionState, new_revision, timestamp};
+use super::{
+    Code, ImageError, LATEST, LayerName, MAX_UNPACKED, Runtime, Version, VersionState,
+    new_revision, timestamp,
+};
 
 /// The largest size of all environment variables of a function together, bytes.
 pub const MAX_ENVIRONMENT: usize = 4096;
+
+/// The largest number of layers of a function.
+pub(crate) const MAX_LAYERS: usize = 5;
 
 /// The environment variable of a function's configuration that names its planner.
 pub(crate) const PLANNER_VARIABLE: &str = "FIRN_PLANNER";
@@ -68,6 +74,8 @@ pub struct ConfigurationChange {
     pub environment: Option<BTreeMap<String, String>>,
     /// Whether the daemon freezes a snapshot of each published version.
     pub snap_start: Option<bool>,
+    /// All layers of the function, in their order; the caller looks them up.
+    pub layers: Option<Vec<LayerName>>,
 }
 
 /// A part of a configuration.
@@ -130,6 +138,18 @@ pub enum ConfigurationError {
         /// The planners that are allowed.
         allowed: String,
     },
+    /// It names too many layers.
+    #[error("a function has at most {MAX_LAYERS} layers")]
+    TooManyLayers,
+    /// It names two versions of one layer.
+    #[error("{0} and {1} are versions of the same layer")]
+    LayerTwice(String, String),
+    /// It names a layer that does not exist.
+    #[error("the layer version {0} does not exist")]
+    NoLayer(String),
+    /// The function and its layers are too large together.
+    #[error("the function and its layers have {0} bytes unpacked; the limit is {MAX_UNPACKED}")]
+    TooLarge(u64),
     /// The planner that the function names does not exist.
     #[error("{PLANNER_VARIABLE}: {0}")]
     Planner(ParsePlannerError),
@@ -155,6 +175,7 @@ pub(crate) fn new_latest(
         revision: new_revision(),
         last_modified: timestamp(),
         code,
+        layers: Vec::new(),
         runtime,
         handler: String::new(),
         role: String::new(),

@@ -10,7 +10,7 @@ use time::OffsetDateTime;
 use time::macros::format_description;
 use uuid::Uuid;
 
-use super::{PLANNER_VARIABLE, Target};
+use super::{PLANNER_VARIABLE, Target, UsedLayer};
 
 /// The name of the unpublished version, the only one that can be changed.
 pub const LATEST: &str = "$LATEST";
@@ -54,6 +54,9 @@ pub struct Version {
     pub last_modified: String,
     /// The zip file with the function's files.
     pub code: Code,
+    /// Its layers, in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<UsedLayer>,
     /// What runs the function.
     pub runtime: Runtime,
     /// The entry point, in the form that the runtime expects.
@@ -88,13 +91,19 @@ impl Version {
         self.environment.get(PLANNER_VARIABLE).map(String::as_str)
     }
 
-    /// Size of the disk of its guests, bytes: `/tmp`, the function's files, and the file system's
+    /// Size of the disk of its guests, bytes: `/tmp`, the files of the function and its layers, and the file system's
     /// own blocks.
     pub(crate) fn disk(&self) -> u64 {
         let tmp = u64::from(self.storage) << 20;
         // An ext4 has an inode of 256 bytes for each 16 KiB, which is less than a thirty-second.
         let own = tmp / 32 + OWN_STORAGE;
-        tmp.saturating_add(own).saturating_add(self.code.unpacked).next_multiple_of(1 << 20)
+        let files = self.codes().map(|code| code.unpacked).sum();
+        tmp.saturating_add(own).saturating_add(files).next_multiple_of(1 << 20)
+    }
+
+    /// Its zip files: the function's, then those of its layers.
+    pub(crate) fn codes(&self) -> impl Iterator<Item = &Code> {
+        std::iter::once(&self.code).chain(self.layers.iter().map(|layer| &layer.code))
     }
 
     /// Whether its planner needs a recording of its snapshot.
@@ -114,6 +123,9 @@ pub struct Code {
     /// Space that its files take in a guest, bytes.
     #[serde(default)]
     pub unpacked: u64,
+    /// Size of its files together, bytes.
+    #[serde(default)]
+    pub content: u64,
 }
 
 impl Code {

@@ -403,6 +403,12 @@ async fn load(
         agent.set_credentials(
             credentials.map(|keys| if snap_start { RoleCredentials::expired() } else { keys }),
         );
+        for layer in &version.layers {
+            code.files(&layer.code, |file| {
+                agent.put_layer(&file.path, file.executable, &file.contents)?;
+                Ok::<_, LoadFailure>(())
+            })?;
+        }
         let mut first = true;
         code.files(&version.code, |file| {
             agent.put(std::mem::take(&mut first), &file.path, file.executable, &file.contents)?;

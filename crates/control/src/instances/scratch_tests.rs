@@ -1,8 +1,8 @@
 use std::io::Write;
 
 use super::*;
-use crate::functions::Code;
 use crate::functions::testing::version;
+use crate::functions::{Code, UsedLayer};
 
 const MIB: u64 = 1 << 20;
 
@@ -56,6 +56,9 @@ fn a_quota_bounds_a_disk_and_the_folder() {
     let code = Code { unpacked: 100 * MIB, ..small.code.clone() };
     let with_files = Version { code, ..small };
     assert_eq!(scratch.disk(&with_files), 644 * MIB);
+    let layer = UsedLayer { layer: "l".into(), version: 1, code: with_files.code.clone() };
+    let with_layer = Version { layers: vec![layer], ..with_files };
+    assert_eq!(scratch.disk(&with_layer), 744 * MIB);
     // The free space of the file system is the default.
     let free = rustix::fs::statvfs(folder.path()).unwrap();
     assert!(open(4096, None).unwrap().size() <= free.f_bavail * free.f_frsize);

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use uuid::Uuid;
+
 use super::Control;
 use super::errors::{AttachmentError, FindError, NotFound, RevisionMismatch};
 use super::functions::function;
@@ -38,17 +40,7 @@ impl Control {
         new: Permission,
         revision: Option<String>,
     ) -> Result<(), AttachmentError> {
-        self.change_permissions(target, revision, |permissions| {
-            if permissions.iter().any(|permission| permission.id == new.id) {
-                return Err(AttachmentError::StatementExists(new.id));
-            }
-            permissions.push(new);
-            if permissions.iter().map(Permission::length).sum::<usize>() > MAX_PERMISSIONS {
-                return Err(AttachmentError::TooLong);
-            }
-            Ok(())
-        })
-        .await
+        self.change_permissions(target, revision, |all| add_statement(all, new)).await
     }
 
     /// Removes a permission, if the revision of all is `revision` or `revision` is `None`.
@@ -61,12 +53,7 @@ impl Control {
         id: String,
         revision: Option<String>,
     ) -> Result<(), AttachmentError> {
-        self.change_permissions(target, revision, |permissions| {
-            let place = permissions.iter().position(|permission| permission.id == id);
-            permissions.remove(place.ok_or(AttachmentError::NoStatement(id))?);
-            Ok(())
-        })
-        .await
+        self.change_permissions(target, revision, |all| remove_statement(all, id)).await
     }
 
     async fn change_permissions(
@@ -79,16 +66,8 @@ impl Control {
             return Err(AttachmentError::Latest);
         }
         self.change_attachments(target, |attachments| {
-            let current = attachments.permissions_revision.to_string();
-            if revision.is_some_and(|expected| expected != current) {
-                return Err(RevisionMismatch.into());
-            }
-            work(&mut attachments.permissions)?;
-            attachments.permissions_revision = match attachments.permissions.is_empty() {
-                true => uuid::Uuid::nil(),
-                false => new_revision(),
-            };
-            Ok(())
+            let current = &mut attachments.permissions_revision;
+            change_policy(&mut attachments.permissions, current, revision, work)
         })
         .await
     }
@@ -176,6 +155,46 @@ impl Control {
         })
         .await
     }
+}
+
+/// Changes permissions whose revision is `expected`, or whatever it is, and their revision.
+pub(super) fn change_policy(
+    permissions: &mut Vec<Permission>,
+    revision: &mut Uuid,
+    expected: Option<String>,
+    work: impl FnOnce(&mut Vec<Permission>) -> Result<(), AttachmentError>,
+) -> Result<(), AttachmentError> {
+    if expected.is_some_and(|expected| expected != revision.to_string()) {
+        return Err(RevisionMismatch.into());
+    }
+    work(permissions)?;
+    *revision = if permissions.is_empty() { Uuid::nil() } else { new_revision() };
+    Ok(())
+}
+
+/// Adds a permission to others.
+pub(super) fn add_statement(
+    permissions: &mut Vec<Permission>,
+    new: Permission,
+) -> Result<(), AttachmentError> {
+    if permissions.iter().any(|permission| permission.id == new.id) {
+        return Err(AttachmentError::StatementExists(new.id));
+    }
+    permissions.push(new);
+    if permissions.iter().map(Permission::length).sum::<usize>() > MAX_PERMISSIONS {
+        return Err(AttachmentError::TooLong);
+    }
+    Ok(())
+}
+
+/// Removes a permission.
+pub(super) fn remove_statement(
+    permissions: &mut Vec<Permission>,
+    id: String,
+) -> Result<(), AttachmentError> {
+    let place = permissions.iter().position(|permission| permission.id == id);
+    permissions.remove(place.ok_or(AttachmentError::NoStatement(id))?);
+    Ok(())
 }
 
 /// The qualifier under which attachments are stored. Numbers of versions may begin with zeros in

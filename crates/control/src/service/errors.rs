@@ -45,6 +45,9 @@ pub enum ChangeError {
     /// A function of this name exists.
     #[error("the function {0} already exists")]
     Exists(String),
+    /// Another tenant has a layer of this name.
+    #[error("the layer {0} already exists")]
+    LayerExists(String),
     /// A tag is not valid.
     #[error(transparent)]
     Tag(#[from] InvalidTag),
@@ -257,6 +260,9 @@ pub enum AttachmentError {
     /// The function, version or alias does not exist.
     #[error(transparent)]
     NotFound(#[from] NotFound),
+    /// The version of a layer does not exist.
+    #[error("the layer version does not exist")]
+    NoLayer,
     /// It has no settings of this kind.
     #[error("{0} has none")]
     None(Target),

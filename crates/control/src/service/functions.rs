@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::Control;
 use super::errors::{ChangeError, DeleteError, FindError, NotFound, RevisionMismatch};
+use super::layers::{check_content, find_layers};
 use super::tags::check_tags;
 use super::versions::{PublishRequest, check_restore_hook};
 use crate::blocking::blocking;
@@ -88,6 +89,7 @@ impl Control {
 
     fn create(&self, new: NewFunction) -> Result<Version, ChangeError> {
         let name = new.target.name();
+        let layers = new.configuration.layers.clone().unwrap_or_default();
         // Cheap checks come before the zip file is read.
         let mut latest = new_latest(name, new.configuration, CodeStore::code_of(&new.zip))?;
         self.check_image(&latest)?;
@@ -105,16 +107,20 @@ impl Control {
         let _lock = self.code_lock.lock();
         latest.code = self.code.put(&new.zip)?;
         let id = Uuid::new_v4();
-        let function = FunctionRecord { id, next_version: 1, concurrency: None, owner, latest };
-        self.store.change(|change| {
+        let mut function = FunctionRecord { id, next_version: 1, concurrency: None, owner, latest };
+        let function = self.store.change(|change| {
             if change.function(name)?.is_some() {
                 return Err(exists());
             }
+            let latest = &mut function.latest;
+            latest.layers = find_layers(change, &layers, function.owner.as_deref())?;
+            check_content(latest)?;
             change.put_function(name, &function)?;
             change.put_attachments(name, LATEST, &attachments)?;
             let owner = function.owner.as_deref();
             self.tenants.check_functions::<ChangeError>(change, owner)?;
-            self.tenants.check_code(change, owner)
+            self.tenants.check_code::<ChangeError>(change, owner)?;
+            Ok(function)
         })?;
         Ok(function.latest)
     }
@@ -233,7 +239,7 @@ impl Control {
             version.code = code;
             return Ok(version);
         }
-        self.change_latest(target, change.revision.as_deref(), |version| {
+        self.change_latest(target, change.revision.as_deref(), |_, version| {
             if change.publish {
                 check_restore_hook(version)?;
             }
@@ -254,10 +260,17 @@ impl Control {
         revision: Option<String>,
     ) -> Result<Version, ChangeError> {
         let (control, target) = (Arc::clone(self), target.clone());
-        blocking(move || {
+        let layers = configuration.layers.clone();
+        let sweep = layers.is_some();
+        let changed = blocking(move || {
             let environment = configuration.environment.is_some();
-            control.change_latest(&target, revision.as_deref(), |version| {
+            // The code of a layer that is deleted meanwhile stays.
+            let _lock = layers.is_some().then(|| control.code_lock.lock());
+            control.change_latest(&target, revision.as_deref(), |change, version| {
                 configuration.apply(version)?;
+                if let Some(layers) = &layers {
+                    version.layers = find_layers(change, layers, target.tenant())?;
+                }
                 // A missing image prevents only changes of the environment, which names the image.
                 if environment {
                     control.check_image(version)?;
@@ -265,7 +278,11 @@ impl Control {
                 Ok(())
             })
         })
-        .await
+        .await;
+        if sweep {
+            self.sweep_code().await;
+        }
+        changed
     }
 
     /// Limits the requests in flight of a function, or removes the limit.
@@ -352,21 +369,23 @@ impl Control {
         &self,
         target: &Target,
         expected: Option<&str>,
-        work: impl FnOnce(&mut Version) -> Result<(), ChangeError>,
+        work: impl FnOnce(&Change, &mut Version) -> Result<(), ChangeError>,
     ) -> Result<Version, ChangeError> {
         let (before, after) = self.store.change(|change| {
             let mut function = function::<ChangeError>(change, target)?;
             let owner = function.owner.clone();
-            let (before, code) = (function.latest.revision, function.latest.code.clone());
+            let before = function.latest.revision;
+            let files = (function.latest.code.clone(), function.latest.layers.clone());
             if expected.is_some_and(|expected| expected != before.to_string()) {
                 return Err(ChangeError::Revision(RevisionMismatch));
             }
-            work(&mut function.latest)?;
+            work(change, &mut function.latest)?;
+            check_content(&function.latest)?;
             self.tenants.check_planner(owner.as_deref(), &function.latest)?;
             function.latest.revision = new_revision();
             function.latest.last_modified = timestamp();
             change.put_function(target.name(), &function)?;
-            if function.latest.code != code {
+            if (&function.latest.code, &function.latest.layers) != (&files.0, &files.1) {
                 self.tenants.check_code::<ChangeError>(change, owner.as_deref())?;
             }
             Ok((before, function.latest))
@@ -380,14 +399,18 @@ impl Control {
         Ok(())
     }
 
-    /// Removes the code that no version uses.
+    /// Removes the code that no version and no layer uses.
     pub(super) async fn sweep_code(self: &Arc<Self>) {
         let control = Arc::clone(self);
         let swept = blocking(move || {
             let _lock = control.code_lock.lock();
             let versions = control.all_versions()?;
+            let layers = control.store.layers()?.into_iter();
+            let layers = layers.flat_map(|(_, layer)| layer.versions);
+            let layers = layers.map(|version| control.code.path(&version.code));
+            let codes = versions.iter().flat_map(Version::codes);
             let used: HashSet<PathBuf> =
-                versions.iter().map(|version| control.code.path(&version.code)).collect();
+                codes.map(|code| control.code.path(code)).chain(layers).collect();
             if let Err(error) = control.code.keep(|path| used.contains(path)) {
                 tracing::error!(
                     error = &error as &dyn std::error::Error,

@@ -8,6 +8,7 @@ mod errors;
 mod events;
 mod functions;
 mod invocations;
+mod layers;
 mod once;
 mod snapshots;
 mod tags;
@@ -38,6 +39,7 @@ pub use errors::{
 };
 pub use functions::{CodeChange, Found, Hold, NewFunction};
 pub use invocations::{InvocationRequest, Prepared};
+pub use layers::{LayerTarget, NewLayer};
 pub use once::Claim;
 pub use tenants::{QuotaError, Quotas, Tenants};
 pub use urls::UrlRequest;

@@ -7,7 +7,7 @@ use firn_memory::planners;
 
 use super::errors::NotFound;
 use crate::functions::{
-    ConfigurationError, FunctionRecord, SnapshotPlace, Target, Version, VersionState,
+    Code, ConfigurationError, FunctionRecord, SnapshotPlace, Target, Version, VersionState,
 };
 use crate::instances::guest_mib;
 use crate::store::{Change, StoreError};
@@ -19,9 +19,9 @@ pub struct Quotas {
     pub planners: Option<Vec<String>>,
     /// Functions.
     pub functions: Option<u64>,
-    /// Published versions of all its functions.
+    /// Published versions of all its functions and layers.
     pub versions: Option<u64>,
-    /// Zip files of all its functions, each counted once, bytes.
+    /// Zip files of all its functions and layers, each counted once, bytes.
     pub code: Option<u64>,
     /// Snapshots of all its versions, bytes.
     pub snapshots: Option<u64>,
@@ -198,6 +198,21 @@ impl Tenants {
         Err(QuotaError::Code { tenant: tenant.map(ToOwned::to_owned), used, quota }.into())
     }
 
+    /// Checks the layers of an owner, in the transaction that publishes one.
+    pub(super) fn check_layers<E: From<StoreError> + From<QuotaError>>(
+        &self,
+        change: &Change,
+        tenant: Option<&str>,
+    ) -> Result<(), E> {
+        self.check_code::<E>(change, tenant)?;
+        let Some(quota) = self.of(tenant).versions else { return Ok(()) };
+        let used = usage(change, tenant)?.versions;
+        if used <= quota {
+            return Ok(());
+        }
+        Err(QuotaError::Versions { tenant: tenant.map(ToOwned::to_owned), used, quota }.into())
+    }
+
     /// Checks the versions and snapshots of a function's owner, in the transaction that publishes
     /// one.
     pub(super) fn check_versions<E: From<StoreError> + From<QuotaError>>(
@@ -238,7 +253,7 @@ impl FunctionRecord {
 
 fn usage(change: &Change, tenant: Option<&str>) -> Result<Usage, StoreError> {
     let mut usage = Usage::default();
-    let mut files = BTreeSet::new();
+    let mut codes = Vec::new();
     for function in change.functions()? {
         if function.owner.as_deref() != tenant {
             continue;
@@ -248,13 +263,24 @@ fn usage(change: &Change, tenant: Option<&str>) -> Result<Usage, StoreError> {
             usage.versions += 1;
             usage.snapshots = usage.snapshots.saturating_add(snapshot_bytes(version));
         }
-        for version in versions.into_iter().chain([function.latest]) {
-            if files.insert(version.code.sha256) {
-                usage.code = usage.code.saturating_add(version.code.size);
-            }
+        let versions = versions.iter().chain([&function.latest]);
+        codes.extend(versions.flat_map(Version::codes).cloned());
+    }
+    for (_, layer) in change.layers()? {
+        if layer.owner.as_deref() == tenant {
+            usage.versions += u64::try_from(layer.versions.len()).unwrap_or(u64::MAX);
+            codes.extend(layer.versions.into_iter().map(|version| version.code));
         }
     }
+    usage.code = bytes_of(codes);
     Ok(usage)
+}
+
+/// Size of zip files, each counted once, bytes.
+pub(super) fn bytes_of(codes: impl IntoIterator<Item = Code>) -> u64 {
+    let mut files = BTreeSet::new();
+    let first = codes.into_iter().filter(|code| files.insert(code.sha256.clone()));
+    first.map(|code| code.size).fold(0, u64::saturating_add)
 }
 
 /// What a version's snapshot takes, bytes: in a pool all of guest memory, in a directory what is

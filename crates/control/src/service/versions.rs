@@ -115,6 +115,7 @@ pub(super) fn check_restore_hook(version: &Version) -> Result<(), PublishError> 
 /// Whether a published version has the code and configuration of `$LATEST`.
 fn is_same(published: &Version, latest: &Version) -> bool {
     published.code == latest.code
+        && published.layers == latest.layers
         && published.environment == latest.environment
         && published.runtime == latest.runtime
         && published.handler == latest.handler

@@ -58,7 +58,7 @@ pub(super) fn all(
 }
 
 /// A table. A database of an earlier version has none, and it is made with its first entry.
-fn table<K: Key + 'static, V: Value + 'static>(
+pub(super) fn table<K: Key + 'static, V: Value + 'static>(
     read: &ReadTransaction,
     definition: TableDefinition<'_, K, V>,
 ) -> Result<Option<ReadOnlyTable<K, V>>, StoreError> {

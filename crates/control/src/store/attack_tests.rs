@@ -8,6 +8,7 @@ use tempfile::TempDir;
 
 use super::tests::{create, open, version};
 use super::*;
+use crate::functions::Layer;
 
 /// A directory with functions, whose daemon was stopped.
 fn used() -> TempDir {
@@ -17,9 +18,14 @@ fn used() -> TempDir {
         create(&store, &format!("f{number}"));
     }
     store.change(|change| change.purge("a-snapshot")).unwrap();
+    store.change(|change| change.put_layer("shared", &layer())).unwrap();
     store.delete(|change| change.remove_function("f29")).unwrap();
     drop(store);
     folder
+}
+
+fn layer() -> Layer {
+    Layer { owner: Some("a".into()), next_version: 3, versions: Vec::new() }
 }
 
 fn state(folder: &TempDir) -> PathBuf {
@@ -37,7 +43,7 @@ fn content(store: &Store) -> String {
             (function, versions, aliases, store.all_attachments(name).unwrap())
         })
         .collect();
-    serde_json::to_string(&all).unwrap()
+    serde_json::to_string(&(all, store.layers().unwrap())).unwrap()
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -147,8 +153,23 @@ fn an_older_or_a_foreign_database_is_an_error() {
     create(&open(&folder), "new");
     fs::write(state(&folder), older).unwrap();
     let error = Store::open(folder.path(), false).unwrap_err();
-    assert!(matches!(&error, StoreError::Older { function, .. } if function == "new"), "{error:?}");
+    assert!(
+        matches!(&error, StoreError::Older { what, .. } if what == "the function new"),
+        "{error:?}"
+    );
     assert!(Store::open(folder.path(), true).unwrap().function("new").unwrap().is_some());
+
+    let older = fs::read(state(&folder)).unwrap();
+    let store = open(&folder);
+    store.change(|change| change.put_layer("new", &layer())).unwrap();
+    drop(store);
+    fs::write(state(&folder), older).unwrap();
+    let error = Store::open(folder.path(), false).unwrap_err();
+    assert!(
+        matches!(&error, StoreError::Older { what, .. } if what == "the layer new"),
+        "{error:?}"
+    );
+    assert_eq!(Store::open(folder.path(), true).unwrap().layer("new").unwrap(), Some(layer()));
 
     let other = used();
     fs::copy(state(&other), state(&folder)).unwrap();

@@ -8,6 +8,7 @@ mod attachments;
 mod directory;
 mod export;
 mod file;
+mod layers;
 mod open;
 
 use std::cell::RefCell;
@@ -109,15 +110,15 @@ pub enum StoreError {
     },
     /// It lacks changes that the export has.
     #[error(
-        "the database {} lacks the last change of the function {function}: rebuild it from the export beside it with \
+        "the database {} lacks the last change of {what}: rebuild it from the export beside it with \
          firn serve --recover, or restore it",
         path.display()
     )]
     Older {
         /// Its file.
         path: PathBuf,
-        /// A function whose export is newer.
-        function: String,
+        /// A function or layer whose export is newer.
+        what: String,
     },
     /// A function's export cannot be read.
     #[error(
@@ -191,14 +192,15 @@ pub(crate) struct Store {
     open: RwLock<Option<OpenFile>>,
     directory: Directory,
     export: Export,
-    /// Functions whose export is not up to date. Locked while they are exported.
+    /// Functions, and [marks](layers::mark) of layers, whose export is not up to date. Locked while
+    /// they are exported.
     stale: Mutex<BTreeSet<String>>,
 }
 
 /// A transaction: its changes are committed together or not at all.
 pub(crate) struct Change {
     transaction: WriteTransaction,
-    /// The changed functions.
+    /// The changed functions, and marks of layers.
     touched: RefCell<BTreeSet<String>>,
 }
 
@@ -289,6 +291,9 @@ impl Store {
     }
 
     fn export(&self, name: &str) -> Result<(), StoreError> {
+        if let Some(layer) = layers::marked(name) {
+            return self.export_layer(layer);
+        }
         let current = self.with(|database| {
             let read = database.begin_read().map_err(failed)?;
             let found = get(&read.open_table(FUNCTIONS).map_err(failed)?, name)?;

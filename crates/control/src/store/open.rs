@@ -12,13 +12,14 @@ use uuid::Uuid;
 
 use super::attachments::ATTACHMENTS;
 use super::directory::{Directory, create_private};
-use super::export::{Export, Exported};
+use super::export::{Export, Exported, ExportedLayer};
 use super::file::OpenFile;
+use super::layers::{LAYERS, mark};
 use super::{
     ALIASES, Change, FUNCTIONS, ID, META, Store, StoreError, VERSIONS, failed, parse, sequence,
 };
 use crate::functions::{
-    Alias, Attachments, FunctionRecord, Version, is_code_file, is_snapshot_name,
+    Alias, Attachments, FunctionRecord, Layer, Version, is_code_file, is_snapshot_name,
 };
 
 /// The database.
@@ -94,6 +95,8 @@ impl Store {
     fn export_all(&self) -> Result<(), StoreError> {
         let mut names = self.export.names()?;
         names.extend(self.functions()?.into_iter().map(|function| function.latest.function));
+        names.extend(self.export.layers()?.iter().map(|name| mark(name)));
+        names.extend(self.layers()?.iter().map(|(name, _)| mark(name)));
         self.stale.lock().append(&mut names);
         self.export_stale();
         Ok(())
@@ -151,7 +154,14 @@ fn check_identity(
     for name in export.names()? {
         // A damaged file is written again.
         if export.read(&name).is_ok_and(|exported| exported.sequence > found.sequence) {
-            return Err(StoreError::Older { path: path.to_owned(), function: name });
+            let what = format!("the function {name}");
+            return Err(StoreError::Older { path: path.to_owned(), what });
+        }
+    }
+    for name in export.layers()? {
+        if export.read_layer(&name).is_ok_and(|exported| exported.sequence > found.sequence) {
+            let what = format!("the layer {name}");
+            return Err(StoreError::Older { path: path.to_owned(), what });
         }
     }
     Ok(found)
@@ -173,6 +183,7 @@ fn read_all(file: &OpenFile) -> Result<Identity, StoreError> {
     read_entries::<_, Version>(read.open_table(VERSIONS))?;
     read_entries::<_, Alias>(read.open_table(ALIASES))?;
     read_entries::<_, Attachments>(read.open_table(ATTACHMENTS))?;
+    read_entries::<_, Layer>(read.open_table(LAYERS))?;
     Ok(found)
 }
 
@@ -202,6 +213,7 @@ fn holds_functions(directory: &Directory, export: &Export) -> Result<bool, Store
         )
     };
     Ok(!export.names()?.is_empty()
+        || !export.layers()?.is_empty()
         || any("code", is_code_file)?
         || any("snapshots", is_snapshot_name)?)
 }
@@ -240,24 +252,31 @@ fn rebuild(directory: &Directory, export: &Export) -> Result<(), StoreError> {
     // All or nothing: the code of a function that is left out would be removed.
     let functions = names.iter().map(|name| export.read(name));
     let functions: Vec<Exported> = functions.collect::<Result<_, _>>()?;
+    let names = export.layers()?;
+    let layers = names.iter().map(|name| export.read_layer(name));
+    let layers: Vec<ExportedLayer> = layers.collect::<Result<_, _>>()?;
+    let empty = functions.is_empty() && layers.is_empty();
     let (path, good) = (directory.file(STATE), directory.file(GOOD));
-    if functions.is_empty() && !good.exists() {
+    if empty && !good.exists() {
         return Err(StoreError::NothingToRecover { path });
     }
     keep_damaged(directory, &path)?;
-    if functions.is_empty() {
+    if empty {
         let new = directory.file(NEW);
         copy_file(&good, &new).map_err(|source| StoreError::Directory { path: good, source })?;
         install(directory, &new)?;
     } else {
         let id = directory.id()?.unwrap_or_else(Uuid::new_v4);
-        let sequence = functions.iter().map(|one| one.sequence).max().unwrap_or_default();
+        let sequences = functions.iter().map(|one| one.sequence);
+        let sequences = sequences.chain(layers.iter().map(|one| one.sequence));
+        let sequence = sequences.max().unwrap_or_default();
         create(directory, id, |change| {
             change.set_sequence(sequence)?;
-            functions.iter().try_for_each(|function| put_all(change, function))
+            functions.iter().try_for_each(|function| put_all(change, function))?;
+            layers.iter().try_for_each(|one| change.put_layer(&one.name, &one.layer))
         })?;
     }
-    tracing::warn!(functions = functions.len(), "recovered the database");
+    tracing::warn!(functions = functions.len(), layers = layers.len(), "recovered the database");
     Ok(())
 }
 

@@ -239,6 +239,31 @@ impl AgentClient {
         executable: bool,
         contents: &[u8],
     ) -> Result<(), PutError> {
+        self.put_into(false, first, path, executable, contents)
+    }
+
+    /// Writes a file of a layer of a function, in place of an earlier one of this path, for
+    /// [`AgentClient::load_lambda`].
+    ///
+    /// # Errors
+    /// [`PutError::Refused`] if the guest cannot write it.
+    pub fn put_layer(
+        &mut self,
+        path: &str,
+        executable: bool,
+        contents: &[u8],
+    ) -> Result<(), PutError> {
+        self.put_into(true, false, path, executable, contents)
+    }
+
+    fn put_into(
+        &mut self,
+        layer: bool,
+        first: bool,
+        path: &str,
+        executable: bool,
+        contents: &[u8],
+    ) -> Result<(), PutError> {
         let mut rest = contents;
         let mut append = false;
         loop {
@@ -249,6 +274,7 @@ impl AgentClient {
                 append,
                 executable,
                 contents: Base64Bytes(part.to_vec()),
+                layer,
             });
             match self.exchange(&request, Duration::ZERO)? {
                 Reply::Stored => {}

@@ -61,6 +61,7 @@ impl Place {
         let config = RuntimeConfig {
             python: "python3".into(),
             task_dir: self.0.path().join("task"),
+            layers_dir: self.0.path().join("layers"),
             runtime_dir: "/nowhere".into(),
             runtime_api: ([127, 0, 0, 1], 0).into(),
             user: None,

@@ -191,6 +191,9 @@ pub struct Put {
     pub executable: bool,
     /// At most [`MAX_FUNCTION_BYTES`].
     pub contents: Base64Bytes,
+    /// Whether the file is one of the function's layers, whose directory keeps its content.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub layer: bool,
 }
 
 /// One event for the loaded function.

@@ -161,6 +161,7 @@ fn encoding_of_version_1_is_stable() {
                 append: false,
                 executable: false,
                 contents: Base64Bytes(vec![255, 0]),
+                layer: false,
             }),
             r#"{"put":{"first":true,"path":"h.py","append":false,"executable":false,"contents":"/wA="}}"#,
         ),

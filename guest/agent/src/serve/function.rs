@@ -144,7 +144,7 @@ pub(crate) fn environment(
     instance: ThisClone<'_>,
 ) -> BTreeMap<String, String> {
     let mut environment: BTreeMap<String, String> = [
-        ("PATH", "/usr/local/bin:/usr/bin:/bin".to_owned()),
+        ("PATH", "/usr/local/bin:/usr/bin:/bin:/opt/bin".to_owned()),
         ("LANG", "C.UTF-8".to_owned()),
         ("TZ", ":UTC".to_owned()),
         ("HOME", "/tmp".to_owned()),

@@ -124,7 +124,8 @@ impl Instance {
         function::check_put(put).map_err(|reason| refusal(RefusalKind::BadRequest, reason))?;
         self.load = None;
         self.runtime = None;
-        function::put(put, &self.config.task_dir)
+        let RuntimeConfig { task_dir, layers_dir, .. } = &self.config;
+        function::put(put, if put.layer { layers_dir } else { task_dir })
             .map_err(|error: WriteError| system(&error.to_string(), &error))
     }
 

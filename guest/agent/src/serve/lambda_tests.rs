@@ -79,6 +79,7 @@ fn load_program(
             append,
             executable,
             contents: Base64Bytes(part.to_vec()),
+            layer: false,
         };
         let reply = host.ask(&Request::Put(put));
         assert!(matches!(reply, Reply::Stored), "{reply:?}");
@@ -392,7 +393,37 @@ fn put_files_stay_in_the_functions_directory() {
             append: false,
             executable: false,
             contents: Base64Bytes(vec![]),
+            layer: false,
         };
         assert_eq!(refused(host.ask(&Request::Put(put))).kind, RefusalKind::BadRequest, "{path}");
     }
+}
+
+#[test]
+fn layers_are_in_their_directory_and_a_layers_bootstrap_runs_without_one_of_the_function() {
+    let guest = TestGuest::start();
+    let mut host = guest.connect();
+    host.identify(1);
+    let mut put = |first, layer, path: &str, text: &str| {
+        let contents = Base64Bytes(text.as_bytes().to_vec());
+        let path = path.into();
+        let put = Put { first, path, append: false, executable: true, contents, layer };
+        let reply = host.ask(&Request::Put(put));
+        assert!(matches!(reply, Reply::Stored), "{reply:?}");
+    };
+    let source = |text: &str| {
+        let handle = format!("answer = {text}, open('../layers/data').read(), os.listdir()");
+        BOOTSTRAP.replace("SETUP", "").replace("AFTER", "pass").replace("HANDLE", &handle)
+    };
+    put(false, true, "bootstrap", &source("'first'"));
+    put(false, true, "data", "first");
+    put(false, true, "bootstrap", &source("'second'"));
+    // The function's files come last, and its first one removes none of the layers.
+    put(true, false, "own", "");
+    let mut program = load("");
+    program.files.clear();
+    program.runtime = RuntimeKind::Provided;
+    let reply = host.ask(&Request::Load(program));
+    assert!(matches!(reply, Reply::Loaded(_)), "{reply:?}");
+    assert_eq!(host.answer(&json!(1)), json!(["second", "first", ["own"]]));
 }

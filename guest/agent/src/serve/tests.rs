@@ -86,6 +86,7 @@ impl TestGuest {
         let config = RuntimeConfig {
             python: PathBuf::from("python3"),
             task_dir: folder.path().join("task"),
+            layers_dir: folder.path().join("layers"),
             runtime_dir: PathBuf::from("/nowhere"),
             runtime_api: ([127, 0, 0, 1], 0).into(),
             user: None,

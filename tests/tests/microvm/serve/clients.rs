@@ -83,6 +83,7 @@ fn boto3_and_the_aws_command_work_unmodified() {
     assert_eq!(first["body"]["arn"], arn);
     // The disk of a boot grows, and that of a thaw is as large.
     for invoked in [first, &seen["second"]] {
+        assert_eq!(invoked["body"]["layers"], json!(["second", "packaged", "one"]), "{invoked}");
         let tmp = invoked["body"]["tmp"].as_u64().unwrap() >> 20;
         assert!((1024..1100).contains(&tmp), "{invoked}");
     }

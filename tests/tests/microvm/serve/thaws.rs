@@ -21,7 +21,8 @@ while True:
     with urllib.request.urlopen(api + "invocation/next") as request:
         event = json.load(request)
         name = request.headers["Lambda-Runtime-Aws-Request-Id"]
-    answer = {"own": event, "handler": os.environ["_HANDLER"], "begun": begun}
+    with open("/opt/share/text") as file:
+        answer = {"own": event, "handler": os.environ["_HANDLER"], "begun": begun, "layer": file.read()}
     urllib.request.urlopen(api + "invocation/" + name + "/response", json.dumps(answer).encode())
 "#;
 
@@ -29,8 +30,12 @@ while True:
 fn a_thaw_uses_the_functions_planner_and_a_boot_replaces_a_failed_thaw() {
     let world = World::default();
     let daemon = Daemon::start(&world, &["--standby", "0"]);
+    let zip = STANDARD.encode(zip_of("share/text", "of a layer"));
+    let layer = json!({ "Content": { "ZipFile": zip } });
+    let layer = daemon.ask("POST", "/2018-10-31/layers/text/versions", &layer);
+    assert_eq!(layer.status, 201, "{layer:?}");
     let own = json!({
-        "Runtime": "provided.al2023", "Handler": "any",
+        "Runtime": "provided.al2023", "Handler": "any", "Layers": [layer.body["LayerVersionArn"]],
         "Code": { "ZipFile": STANDARD.encode(zip_of("bootstrap", BOOTSTRAP)) },
         "Environment": { "Variables": { "FIRN_PLANNER": "dram_cached", "FIRN_RESTORE_HOOK": "true" } },
     });
@@ -38,7 +43,7 @@ fn a_thaw_uses_the_functions_planner_and_a_boot_replaces_a_failed_thaw() {
     assert_eq!(created.status, 201, "{created:?}");
     let settled = daemon.settled("own");
     assert_eq!(settled.body["State"], "Active", "{settled:?}");
-    let answer = |begun: &str| json!({ "own": { "a": 1 }, "handler": "any", "begun": begun });
+    let answer = |begun: &str| json!({ "own": { "a": 1 }, "handler": "any", "begun": begun, "layer": "of a layer" });
 
     let thawed = daemon.invoke("own:1", &json!({ "a": 1 }));
     assert_eq!((thawed.status, &thawed.body), (200, &answer("snap-start")), "{thawed:?}");

@@ -78,7 +78,11 @@ impl LambdaRuntime {
         kind: RuntimeKind,
         environment: &BTreeMap<String, String>,
     ) -> Result<Self, StartError> {
-        let bootstrap = config.task_dir.join("bootstrap");
+        let mut bootstrap = config.task_dir.join("bootstrap");
+        let of_layer = config.layers_dir.join("bootstrap");
+        if !bootstrap.is_file() && of_layer.is_file() {
+            bootstrap = of_layer;
+        }
         let mut command;
         let mut channel = None;
         match kind {

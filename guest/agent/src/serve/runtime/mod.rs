@@ -35,6 +35,8 @@ pub struct RuntimeConfig {
     pub python: PathBuf,
     /// The directory for the function's files. Its previous content is removed.
     pub task_dir: PathBuf,
+    /// The directory for the files of the function's layers.
+    pub layers_dir: PathBuf,
     /// The directory with AWS Lambda's runtime interface client for Python.
     pub runtime_dir: PathBuf,
     /// The address of the Runtime API. The kernel chooses a port in place of port 0.
