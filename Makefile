@@ -15,7 +15,7 @@ apt-install := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -qy install
 apt-update := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -q update
 
 .NOTPARALLEL:
-.PHONY: setup go python pip build guest lab guests images clients demo test test-full lint prose deny \
+.PHONY: setup go python pip build guest lab guests images runtimes clients demo test test-full lint prose deny \
     unit-tests monitor-tests lab-tests guest-tests long-guest-tests test-load test-load-short \
     test-workloads matrix restores-table bench bench-regression traces clean
 
@@ -55,6 +55,10 @@ guests: setup
 # `make test` needs none of them.
 images: build
 	for image in science learning media; do $(firn) image build $$image; done
+
+# The root images of the runtimes on Debian 13. `make test` needs none of them.
+runtimes: build
+	for image in python3.13; do $(firn) image build $$image; done
 
 # boto3 and the aws command, for the daemon's tests.
 clients: pip
@@ -110,7 +114,7 @@ lab-tests: lab
 guest-tests: guests clients $(clones-image)
 	$(xtask) guest-tests
 
-long-guest-tests: guests clients $(clones-image) $(languages)/image.erofs $(languages)/draws-go
+long-guest-tests: guests clients runtimes $(clones-image) $(languages)/image.erofs $(languages)/draws-go
 	$(xtask) long-guest-tests
 
 # Every function behind the daemon, on its image, and 1,000 requests to the daemon.

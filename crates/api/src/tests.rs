@@ -301,7 +301,7 @@ async fn requests_that_lambda_refuses_are_refused() {
         (json!({ "FunctionName": "a b" }), rule, "functionName"),
         (json!({ "FunctionName": "x".repeat(65) }), rule, "functionName"),
         (json!({ "Runtime": "python2.7" }), value, "python3.11"),
-        (json!({ "Runtime": "python3.12" }), value, "python3.11"),
+        (json!({ "Runtime": "python3.12" }), value, "python3.13"),
         (json!({ "Runtime": "nodejs20.x" }), value, "Container images"),
         (json!({ "Runtime": null }), rule, "runtime"),
         (json!({ "Handler": "a b" }), rule, "handler"),
@@ -604,6 +604,32 @@ async fn an_image_that_is_not_built_is_reported_to_the_client() {
     client.ask("PUT", &configuration, &json!({ "Timeout": 9 })).await.ok(200);
     client.ask("PUT", &configuration, &on("base")).await.ok(200);
     client.invoke("f/invocations", "1").await.refused(500, "ServiceException");
+}
+
+#[tokio::test]
+async fn a_runtime_runs_on_the_image_of_its_name() {
+    let world = World::new();
+    let client = world.start().await;
+    let images = world.directory.path().join("images");
+    std::fs::create_dir(&images).unwrap();
+    client.create("old", &json!({ "Runtime": "python3.11" })).await.ok(201);
+    let value = "InvalidParameterValueException";
+    for runtime in ["python3.13"] {
+        let on = json!({ "Runtime": runtime });
+        let told = client.create("f", &on).await.refused(400, value);
+        assert!(told.contains(&format!("`firn image build {runtime}`")), "{told}");
+        let configuration = "/2015-03-31/functions/old/configuration";
+        let told = client.ask("PUT", configuration, &on).await.refused(400, value);
+        assert!(told.contains(&format!("`firn image build {runtime}`")), "{told}");
+        let own = json!({
+            "Runtime": runtime, "Environment": { "Variables": { "FIRN_IMAGE": "base" } },
+        });
+        client.create(&format!("own-{}", &runtime[..4]), &own).await.ok(201);
+
+        std::fs::write(images.join(format!("{runtime}.erofs")), "").unwrap();
+        let created = client.create(&runtime[..4], &on).await.ok(201);
+        assert_eq!(created["Runtime"], runtime);
+    }
 }
 
 #[tokio::test]

@@ -88,7 +88,7 @@ pub(crate) fn image_file(name: &ImageName) -> PathBuf {
     if *name == ImageName::base() {
         guest_file("root.erofs")
     } else {
-        guest_file("images").join(name.as_str()).with_extension("erofs")
+        guest_file("images").join(format!("{}.erofs", name.as_str()))
     }
 }
 

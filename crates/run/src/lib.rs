@@ -54,7 +54,8 @@ mod start;
 pub use agent::{
     AgentClient, Answer, ConnectError, EventError, ExchangeError, Failed, FunctionError,
     IdentifyError, Invocation, InvokeError, LambdaLoad, LoadError, LoadOptions, PrepareFreezeError,
-    PutError, Refusal, RefusalKind, RoleCredentials, ShutdownError, Status, StatusError, Usage,
+    PutError, Refusal, RefusalKind, RoleCredentials, RuntimeKind, ShutdownError, Status,
+    StatusError, Usage,
 };
 pub use console_tail::ConsoleTail;
 pub use descriptors::{Descriptors, Slot};

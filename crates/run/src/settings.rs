@@ -43,7 +43,8 @@ impl FunctionSettings {
 #[error(transparent)]
 pub struct SettingsError(#[from] toml::de::Error);
 
-/// The name of an image in firn's cache: 1 to 64 of a-z, 0-9 and -, not starting with -.
+/// The name of an image in firn's cache: 1 to 64 of a-z, 0-9, - and ., not starting with - or a
+/// period.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ImageName(String);
@@ -64,7 +65,7 @@ impl ImageName {
 
 /// A text that cannot name an image.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{name:?} cannot name an image: use 1 to 64 of a-z, 0-9 and -")]
+#[error("{name:?} cannot name an image: use 1 to 64 of a-z, 0-9, - and .")]
 pub struct ImageNameError {
     name: String,
 }
@@ -79,8 +80,10 @@ impl TryFrom<String> for ImageName {
     type Error = ImageNameError;
 
     fn try_from(name: String) -> Result<Self, Self::Error> {
-        let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-        if (1..=64).contains(&name.len()) && name.bytes().all(fits) && !name.starts_with('-') {
+        let fits =
+            |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+        if (1..=64).contains(&name.len()) && name.bytes().all(fits) && !name.starts_with(['-', '.'])
+        {
             Ok(Self(name))
         } else {
             Err(ImageNameError { name })

@@ -36,8 +36,8 @@ fn unknown_settings_and_invalid_values_are_refused_with_the_reason() {
 fn an_image_name_cannot_name_a_path_outside_the_image_folder() {
     let name = |text: &str| ImageName::try_from(text.to_owned());
     assert_eq!(name("base"), Ok(ImageName::base()));
-    assert!(name("my-image-2").is_ok());
-    for bad in ["", ".", "..", "a/b", "/", "A", "a.b", "-a", "a\0", &"a".repeat(65)] {
+    assert!(name("my-image-2").is_ok() && name("python3.13").is_ok());
+    for bad in ["", ".", "..", "a/b", "/", "A", ".a", "-a", "a\0", &"a".repeat(65)] {
         assert!(name(bad).is_err(), "{bad:?}");
     }
 }

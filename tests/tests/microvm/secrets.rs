@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use firn_run::{AgentClient, Invocation, InvokeError, LambdaLoad};
+use firn_run::{AgentClient, Invocation, InvokeError, LambdaLoad, RuntimeKind};
 use firn_tests::{Firn, World, at_once, folder};
 use serde_json::{Value, json};
 
@@ -58,7 +58,7 @@ fn load(mut agent: AgentClient, bootstrap: &[u8]) {
         environment: BTreeMap::new(),
         memory_mib: 256,
         time_limit: LIMIT,
-        provided: true,
+        runtime: RuntimeKind::Provided,
         snap_start: true,
     };
     agent.load_lambda(&load).unwrap();

@@ -37,22 +37,33 @@ pub enum ImageError {
         /// The image's name.
         name: String,
     },
+    /// The image of its runtime is not built.
+    #[error(
+        "the runtime {name} runs on the image {name}, which is not built on this machine: `firn image build {name}` builds it"
+    )]
+    Runtime {
+        /// The name of the runtime, and of its image.
+        name: &'static str,
+    },
 }
 
 impl Images {
-    /// The file of the image that `version` runs on, if it names one.
+    /// The file of the image that `version` runs on: the one that it names, or that of its runtime.
+    /// `None` for the daemon's image.
     pub(crate) fn of(&self, version: &Version) -> Result<Option<PathBuf>, ImageError> {
-        let named = version.environment.get(IMAGE_VARIABLE);
-        let (Some(files), Some(text)) = (&self.0, named) else { return Ok(None) };
+        let Some(files) = &self.0 else { return Ok(None) };
+        let existing = |name: &str| {
+            Some(files.folder.join(format!("{name}.erofs"))).filter(|path| path.is_file())
+        };
+        let Some(text) = version.environment.get(IMAGE_VARIABLE) else {
+            let Some(name) = version.runtime.image() else { return Ok(None) };
+            return existing(name).map(Some).ok_or(ImageError::Runtime { name });
+        };
         let name = ImageName::try_from(text.clone()).map_err(ImageError::Name)?;
         if name == ImageName::base() {
             return Ok(Some(files.base.clone()));
         }
-        let path = files.folder.join(name.as_str()).with_extension("erofs");
-        if path.is_file() {
-            Ok(Some(path))
-        } else {
-            Err(ImageError::Missing { name: name.as_str().to_owned() })
-        }
+        let missing = || ImageError::Missing { name: name.as_str().to_owned() };
+        existing(name.as_str()).map(Some).ok_or_else(missing)
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use firn_memory::planners;
+use firn_run::RuntimeKind;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use time::macros::format_description;
@@ -146,12 +147,39 @@ pub enum Runtime {
     /// Debian 12's Python with `awslambdaric`.
     #[serde(rename = "python3.11")]
     Python311,
+    /// Debian 13's Python with `awslambdaric`.
+    #[serde(rename = "python3.13")]
+    Python313,
     /// The function's own `bootstrap` program.
     #[serde(rename = "provided.al2023")]
     Provided2023,
     /// The same as [`Runtime::Provided2023`], under an older name.
     #[serde(rename = "provided.al2")]
     Provided2,
+}
+
+impl Runtime {
+    /// Its name in AWS Lambda, if it is a runtime of a language.
+    pub(crate) fn language(self) -> Option<&'static str> {
+        match self {
+            Self::Python311 => Some("python3.11"),
+            Self::Python313 => Some("python3.13"),
+            Self::Provided2023 | Self::Provided2 => None,
+        }
+    }
+
+    /// The image that it runs on, if that is another one than the daemon's.
+    pub(crate) fn image(self) -> Option<&'static str> {
+        self.language().filter(|_| self != Self::Python311)
+    }
+
+    /// How the agent runs it.
+    pub(crate) fn kind(self) -> RuntimeKind {
+        match self {
+            Self::Python311 | Self::Python313 => RuntimeKind::Python,
+            Self::Provided2023 | Self::Provided2 => RuntimeKind::Provided,
+        }
+    }
 }
 
 /// Whether a version can be invoked.

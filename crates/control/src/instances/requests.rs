@@ -19,7 +19,7 @@ use super::lambda_log::log;
 use super::launcher::{FreezeError, Frozen, LaunchError, PlanError, Thawed};
 use super::microvm::Microvm;
 use super::report::{InvocationReport, ProcessUsage};
-use crate::functions::{CodeError, CodeStore, Runtime, Version, VersionSnapshot};
+use crate::functions::{CodeError, CodeStore, Version, VersionSnapshot};
 use crate::metrics::StartKind;
 
 /// Function errors that end the function's runtime. The microVM serves no more requests.
@@ -421,7 +421,7 @@ async fn load(
             environment,
             memory_mib: u64::from(version.memory),
             time_limit: limit,
-            provided: version.runtime != Runtime::Python311,
+            runtime: version.runtime.kind(),
             snap_start,
         })?;
         Ok((agent, init))
@@ -437,9 +437,9 @@ fn environment(fleet: &Fleet, version: &Version) -> BTreeMap<String, String> {
         environment.insert(name.to_owned(), region.clone());
     }
     // As in AWS Lambda, a program of its own has no such variable.
-    if version.runtime == Runtime::Python311 {
+    if let Some(language) = version.runtime.language() {
         let name = "AWS_EXECUTION_ENV".to_owned();
-        environment.insert(name, "AWS_Lambda_python3.11".to_owned());
+        environment.insert(name, format!("AWS_Lambda_{language}"));
     }
     environment
 }

@@ -263,7 +263,8 @@ impl Control {
         let layers = configuration.layers.clone();
         let sweep = layers.is_some();
         let changed = blocking(move || {
-            let environment = configuration.environment.is_some();
+            let names_image =
+                configuration.environment.is_some() || configuration.runtime.is_some();
             // The code of a layer that is deleted meanwhile stays.
             let _lock = layers.is_some().then(|| control.code_lock.lock());
             control.change_latest(&target, revision.as_deref(), |change, version| {
@@ -271,8 +272,8 @@ impl Control {
                 if let Some(layers) = &layers {
                     version.layers = find_layers(change, layers, target.tenant())?;
                 }
-                // A missing image prevents only changes of the environment, which names the image.
-                if environment {
+                // A missing image prevents only changes of what names the image.
+                if names_image {
                     control.check_image(version)?;
                 }
                 Ok(())

@@ -7,7 +7,7 @@ use super::errors::{FindError, PublishError, RevisionMismatch};
 use super::functions::function;
 use crate::blocking::blocking;
 use crate::functions::{
-    RESTORE_HOOK_VARIABLE, Runtime, Target, Version, VersionState, new_revision, timestamp,
+    RESTORE_HOOK_VARIABLE, Target, Version, VersionState, new_revision, timestamp,
 };
 
 /// A version to publish.
@@ -104,10 +104,10 @@ impl Control {
     }
 }
 
-/// Refuses to publish a version whose clones would share their random state. Those of Python
+/// Refuses to publish a version whose clones would share their random state. Those of languages
 /// replace it by firn's own hooks.
 pub(super) fn check_restore_hook(version: &Version) -> Result<(), PublishError> {
-    let has_hook = version.runtime == Runtime::Python311
+    let has_hook = version.runtime.language().is_some()
         || version.environment.contains_key(RESTORE_HOOK_VARIABLE);
     if version.snap_start && !has_hook { Err(PublishError::NoRestoreHook) } else { Ok(()) }
 }

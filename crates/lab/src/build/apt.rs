@@ -12,8 +12,34 @@ use super::command::Runner;
 use super::store::{create_folder, remove_tree};
 use super::{BuildError, Builder};
 
-/// Debian's suite, and the one with newer packages.
-pub(super) const SUITE: &str = "bookworm";
+/// A release of Debian.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Suite {
+    /// Debian 12, whose mirrors the system's apt names.
+    #[default]
+    Bookworm,
+    /// Debian 13, from the same mirrors.
+    Trixie,
+}
+
+impl Suite {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Bookworm => "bookworm",
+            Self::Trixie => "trixie",
+        }
+    }
+
+    /// The folder of its apt in the cache.
+    fn folder(self) -> &'static str {
+        match self {
+            Self::Bookworm => "apt",
+            Self::Trixie => "apt/trixie",
+        }
+    }
+}
+
+/// Debian 12's suite with newer packages.
 pub(super) const BACKPORTS: &str = "bookworm-backports";
 
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
@@ -50,13 +76,13 @@ impl Apt {
         fs::write(&path, text).map_err(BuildError::file("write", &path))
     }
 
-    /// Reads the package lists of the system's own Debian mirror, with the backports suite of the
-    /// same mirror added.
+    /// Reads the package lists of `suite` from the system's own Debian mirror: those of Debian 12
+    /// with the backports suite of the same mirror, those of Debian 13 in their place.
     ///
     /// The Release files name the sources that are Debian's. They are read into separate lists,
     /// because the system's lists may be empty, and other repositories use the names of Debian's
     /// suites.
-    fn set_up(folder: PathBuf, runner: &mut Runner) -> Result<Self, BuildError> {
+    fn set_up(folder: PathBuf, suite: Suite, runner: &mut Runner) -> Result<Self, BuildError> {
         for part in ["tmp", "lists", "sources"] {
             let part = folder.join(part);
             remove_tree(&part).map_err(BuildError::file("remove", &part))?;
@@ -79,9 +105,9 @@ impl Apt {
         }
         let mut targets = apt.command("apt-get");
         targets.args(["--no-release-info", "indextargets", "--format", TARGET_FORMAT]);
-        let sources = debian_sources(&runner.output(&mut targets)?, is_debian);
-        if !sources.contains(BACKPORTS) {
-            return Err(BuildError::NoMirror { suite: SUITE });
+        let sources = debian_sources(&runner.output(&mut targets)?, suite, is_debian);
+        if !sources.contains(&format!(" {} ", suite.name())) {
+            return Err(BuildError::NoMirror { suite: Suite::Bookworm.name() });
         }
         apt.write("etc/sources.list", &sources)?;
         apt.write("apt.conf", &(base + &private_sources(&apt.folder)))?;
@@ -92,30 +118,30 @@ impl Apt {
 }
 
 impl Builder<'_> {
-    /// The private apt. Its package lists are read once in a build.
-    pub(super) fn apt(&mut self) -> Result<Apt, BuildError> {
-        if let Some(apt) = &self.apt {
+    /// The private apt of a suite. Its package lists are read once in a build.
+    pub(super) fn apt(&mut self, suite: Suite) -> Result<Apt, BuildError> {
+        if let Some(apt) = self.apts.get(&suite) {
             return Ok(apt.clone());
         }
-        (self.progress)("reading the package lists");
-        let apt = Apt::set_up(self.store.path("apt"), &mut self.runner)?;
-        self.apt = Some(apt.clone());
+        (self.progress)(&format!("reading the package lists of {}", suite.name()));
+        let apt = Apt::set_up(self.store.path(suite.folder()), suite, &mut self.runner)?;
+        self.apts.insert(suite, apt.clone());
         Ok(apt)
     }
 
-    /// Resolves what `arguments` install, and unpacks those of the packages that `selects` accepts
+    /// Resolves what `arguments` of `apt` install, and unpacks those of the packages that `selects` accepts
     /// by name into `folder`.
     ///
     /// Their names and versions are listed in the file `list`. Their descriptions are added to the
     /// dpkg status in `folder`, if it has one.
     pub(super) fn unpack(
         &mut self,
+        apt: &Apt,
         folder: &Path,
         list: &Path,
         selects: impl Fn(&str) -> bool,
         arguments: &[&str],
     ) -> Result<(), BuildError> {
-        let apt = self.apt()?;
         let mut simulate = apt.command("apt-get");
         simulate.args(["-qq", "--simulate", "install"]).args(arguments);
         let packages = || arguments.join(" ");
@@ -134,7 +160,7 @@ impl Builder<'_> {
         self.runner.run(&mut download, "Check the network and /etc/apt")?;
         let mut listed = String::new();
         for (name, version) in plan {
-            self.unpack_package(&apt, folder, name, version)?;
+            self.unpack_package(apt, folder, name, version)?;
             listed += &format!("{name} {version}\n");
         }
         fs::write(list, listed).map_err(BuildError::file("write", list))
@@ -178,9 +204,10 @@ fn installed(simulation: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// The lines of a list of sources: Debian's suite, its backports from the same mirror, its updates.
-/// `is_debian` gets the path of a source's files without their endings.
-fn debian_sources(targets: &str, is_debian: impl Fn(&str) -> bool) -> String {
+/// The lines of a list of sources: a suite from each mirror of Debian 12 among the `targets`, its
+/// updates, and Debian 12's backports. `is_debian` gets the path of a source's files without their
+/// endings.
+fn debian_sources(targets: &str, suite: Suite, is_debian: impl Fn(&str) -> bool) -> String {
     let options =
         if Path::new(KEYS).is_file() { format!("[signed-by={KEYS}] ") } else { String::new() };
     let mut sources = String::new();
@@ -195,13 +222,12 @@ fn debian_sources(targets: &str, is_debian: impl Fn(&str) -> bool) -> String {
             // Writing to a string does not fail.
             let _ = writeln!(sources, "deb {options}{uri} {suite} main");
         };
-        match release.strip_prefix(SUITE) {
-            Some("") => {
-                add(release);
-                add(BACKPORTS);
-            }
-            Some("-updates" | "-security" | "/updates") => add(release),
-            _ => {}
+        let part = release.strip_prefix(Suite::Bookworm.name());
+        if let Some(part @ ("" | "-updates" | "-security" | "/updates")) = part {
+            add(&format!("{}{part}", suite.name()));
+        }
+        if part == Some("") && suite == Suite::Bookworm {
+            add(BACKPORTS);
         }
     }
     sources

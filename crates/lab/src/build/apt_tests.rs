@@ -1,4 +1,4 @@
-use super::{debian_sources, installed};
+use super::{Suite, debian_sources, installed};
 
 #[test]
 fn a_simulation_lists_new_packages_and_no_upgrades() {
@@ -28,11 +28,24 @@ fn sources_are_debians_main_components() {
         target("http://other/", "bookworm", "main", "Packages"),
     ]
     .concat();
-    let sources =
-        debian_sources(&targets, |stem| !stem.contains("other") && !stem.ends_with("Packages"));
-    let sources: Vec<_> = sources.lines().map(|line| line.split(" http").nth(1).unwrap()).collect();
+    let sources = |suite| {
+        let is_debian = |stem: &str| !stem.contains("other") && !stem.ends_with("Packages");
+        let sources = debian_sources(&targets, suite, is_debian);
+        sources
+            .lines()
+            .map(|line| line.split(" http").nth(1).unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
     assert_eq!(
-        sources,
+        sources(Suite::Trixie),
+        [
+            "://a/debian/ trixie main",
+            "://a/debian/ trixie-updates main",
+            "://s/ trixie-security main"
+        ]
+    );
+    assert_eq!(
+        sources(Suite::Bookworm),
         [
             "://a/debian/ bookworm main",
             "://a/debian/ bookworm-backports main",

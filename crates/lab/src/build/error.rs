@@ -113,7 +113,9 @@ pub enum BuildError {
         path: PathBuf,
     },
     /// The name is not one of firn's images.
-    #[error("firn has no image {name}; its images are base, aws, science, learning and media")]
+    #[error(
+        "firn has no image {name}; its images are base, aws, python3.13, science, learning and media"
+    )]
     UnknownImage {
         /// The name.
         name: String,
@@ -126,7 +128,7 @@ pub enum BuildError {
     },
     /// There is no image to add to.
     #[error(
-        "there is no image {name}; firn's own images are base, aws, science, learning and media"
+        "there is no image {name}; firn's own images are base, aws, python3.13, science, learning and media"
     )]
     NoImage {
         /// A name or a path.

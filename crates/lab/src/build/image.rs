@@ -6,9 +6,9 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::apt::clear_status;
+use super::apt::{Suite, clear_status};
 use super::disk::sha256;
-use super::recipes::{Recipe, UNNEEDED, recipe};
+use super::recipes::{Recipe, recipe, unneeded};
 use super::store::{create_folder, remove_tree};
 use super::{BuildError, Builder};
 
@@ -41,6 +41,8 @@ struct Below {
 /// What an image adds to the layer below.
 #[derive(Debug, Default)]
 struct Contents {
+    /// The release of Debian, for an image without a layer below.
+    suite: Suite,
     packages: Vec<String>,
     /// Arguments of pip.
     wheels: Vec<String>,
@@ -53,6 +55,7 @@ impl Contents {
     fn of(recipe: &Recipe) -> Self {
         let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
         Self {
+            suite: recipe.suite,
             packages: owned(recipe.packages),
             wheels: owned(recipe.wheels),
             requirements: String::new(),
@@ -69,7 +72,7 @@ impl Contents {
         lines.extend([self.requirements.as_str(), "--"]);
         lines.extend(self.runtime_wheels.iter().map(String::as_str));
         lines.push("--");
-        lines.extend(UNNEEDED);
+        unneeded(self.suite).for_each(|name| lines.push(name));
         format!("1 {}", sha256(lines.join("\n") + "\n"))
     }
 }
@@ -77,6 +80,7 @@ impl Contents {
 /// A root file system in a folder. Its own Python runs with its own loader and libraries.
 struct Root {
     folder: PathBuf,
+    suite: Suite,
 }
 
 const LIBRARY: &str = "usr/lib/x86_64-linux-gnu";
@@ -104,8 +108,17 @@ const ALTERNATIVES: [&str; 5] = [
     "openblas-pthread/liblapack.so.3",
     "openblas-pthread/libopenblas.so.0",
 ];
-const PYTHON_FOLDERS: [&str; 4] =
-    ["usr/lib/python3.11", "usr/lib/python3", "usr/local/lib/python3.11", "var/runtime"];
+const PYTHON_FOLDERS: [&str; 6] = [
+    "usr/lib/python3.11",
+    "usr/lib/python3.13",
+    "usr/lib/python3",
+    "usr/local/lib/python3.11",
+    "usr/local/lib/python3.13",
+    "var/runtime",
+];
+/// Names the release of Debian in an image of Debian 13.
+const RELEASE: &str = "etc/os-release";
+const PYTHON: &str = "usr/bin/python3";
 const RUNTIME: &str = "var/runtime";
 
 impl Builder<'_> {
@@ -155,8 +168,9 @@ impl Builder<'_> {
     /// An image to add to. One of firn's own is built first.
     fn find_image(&mut self, name: &str) -> Result<Below, BuildError> {
         let missing = || BuildError::NoImage { name: name.to_owned() };
-        if is_name(name) {
-            if recipe(name).is_some() {
+        let is_own = recipe(name).is_some();
+        if is_own || is_name(name) {
+            if is_own {
                 self.own_image(name)?;
             }
             let part = place(name);
@@ -205,11 +219,15 @@ impl Builder<'_> {
         below: &Below,
         contents: &Contents,
     ) -> Result<(), BuildError> {
-        let root = Root { folder: self.store.fresh_folder("guest/image")? };
-        match &below.file {
-            Some(below) => self.extract(below, &root)?,
-            None => make_skeleton(&root.folder).map_err(BuildError::file("write", &root.folder))?,
-        }
+        let folder = self.store.fresh_folder("guest/image")?;
+        let root = match &below.file {
+            Some(below) => self.extract(below, folder)?,
+            None => {
+                let made = make_skeleton(&folder, contents.suite);
+                made.map_err(BuildError::file("write", &folder))?;
+                Root { folder, suite: contents.suite }
+            }
+        };
         if !contents.packages.is_empty() {
             self.add_packages(&root, &contents.packages)?;
         }
@@ -245,22 +263,24 @@ impl Builder<'_> {
             .map_err(BuildError::file("remove", &root.folder))
     }
 
-    fn extract(&mut self, image: &Path, root: &Root) -> Result<(), BuildError> {
+    fn extract(&mut self, image: &Path, folder: PathBuf) -> Result<Root, BuildError> {
         let mut command = self.tool("fsck.erofs")?;
-        command.arg(format!("--extract={}", root.folder.display()));
+        command.arg(format!("--extract={}", folder.display()));
         command.args(["--overwrite", "--no-preserve-owner", "--preserve-perms"]).arg(image);
-        self.runner.run(&mut command, "")
+        self.runner.run(&mut command, "")?;
+        let suite = suite_of(&folder).map_err(BuildError::file("read files of", &folder))?;
+        Ok(Root { folder, suite })
     }
 
     /// Unpacks packages, and those of their dependencies that the root does not have. A root file
     /// system needs no maintainer scripts, only the packages' files and a few links that the
     /// scripts would make.
     fn add_packages(&mut self, root: &Root, packages: &[String]) -> Result<(), BuildError> {
-        let apt = self.apt()?;
+        let apt = self.apt(root.suite)?;
         let status = root.folder.join("var/lib/dpkg/status");
         let mut known = fs::read_to_string(&status).map_err(BuildError::file("read", &status))?;
         // Packages that are left out look installed to apt, unless they are requested by name.
-        let left_out = UNNEEDED.into_iter().filter(|name| {
+        let left_out = unneeded(root.suite).filter(|name| {
             !packages.iter().any(|package| package == name) && !is_in_status(&known, name)
         });
         let mut show = apt.command("apt-cache");
@@ -270,7 +290,7 @@ impl Builder<'_> {
         fs::write(apt.status(), known).map_err(BuildError::file("write", apt.status()))?;
         let names: Vec<&str> = packages.iter().map(String::as_str).collect();
         let list = self.store.path("guest/image.packages");
-        self.unpack(&root.folder, &list, |_| true, &names)?;
+        self.unpack(&apt, &root.folder, &list, |_| true, &names)?;
         clear_status(&apt)?;
         join_certificates(&root.folder).map_err(BuildError::file("write", &root.folder))?;
         remove_unused(&root.folder).map_err(BuildError::file("remove files in", &root.folder))
@@ -278,15 +298,19 @@ impl Builder<'_> {
 
     /// Installs wheels with the root's Python, so that pip finds the packages' modules.
     fn add_wheels(&mut self, root: &Root, arguments: &[String]) -> Result<(), BuildError> {
-        if !self.store.is_built("pip", "1") {
-            let folder = self.store.fresh_folder("pip")?;
-            let parts = ["python3-pip", "python3-distutils", "python3-lib2to3"];
-            let list = self.store.path("pip.packages");
-            self.unpack(&folder, &list, |name| parts.contains(&name), &["python3-pip"])?;
-            self.store.publish("pip", "1")?;
+        let (part, parts) = match root.suite {
+            Suite::Bookworm => ("pip", ["python3-pip", "python3-distutils", "python3-lib2to3"]),
+            Suite::Trixie => ("pip-trixie", ["python3-pip", "python3-wheel", "python3-packaging"]),
+        };
+        if !self.store.is_built(part, "1") {
+            let folder = self.store.fresh_folder(part)?;
+            let (apt, list) = (self.apt(root.suite)?, self.store.path(format!("{part}.packages")));
+            self.unpack(&apt, &folder, &list, |name| parts.contains(&name), &["python3-pip"])?;
+            self.store.publish(part, "1")?;
         }
         (self.progress)(&format!("installing wheels: {}", arguments.join(" ")));
-        let library = self.store.path("pip/usr/lib");
+        let library = self.store.path(part).join("usr/lib");
+        // Debian 12 has distutils beside Python's own modules.
         let path = ["python3/dist-packages", "python3.11"]
             .map(|folder| library.join(folder).display().to_string())
             .join(":");
@@ -303,6 +327,9 @@ impl Builder<'_> {
     /// Compiles Python's modules. The root is read-only in the guest, so bytecode is made here and
     /// never checked against its source.
     fn compile(&mut self, root: &Root) -> Result<(), BuildError> {
+        if !root.folder.join(PYTHON).exists() {
+            return Ok(());
+        }
         // Without its native part, which may fail to load, the client would fail at the first
         // request.
         if root.folder.join(RUNTIME).is_dir() {
@@ -316,7 +343,9 @@ impl Builder<'_> {
             )?;
         }
         let mut command = root.python();
-        command.args(["-m", "compileall", "-q", "-f", "-j", "0", "-s"]).arg(&root.folder);
+        // Python 3.13 would start other processes without the root's loader.
+        let jobs = if root.suite == Suite::Trixie { "1" } else { "0" };
+        command.args(["-m", "compileall", "-q", "-f", "-j", jobs, "-s"]).arg(&root.folder);
         command.args(["-p", "/", "--invalidation-mode", "unchecked-hash"]);
         let folders = PYTHON_FOLDERS.map(|folder| root.folder.join(folder));
         self.runner.run(command.args(folders.iter().filter(|folder| folder.is_dir())), "")
@@ -332,7 +361,7 @@ impl Root {
             .env("PYTHONDONTWRITEBYTECODE", "1")
             .arg("--library-path")
             .arg(&library)
-            .arg(self.folder.join("usr/bin/python3.11"));
+            .arg(self.folder.join(PYTHON));
         command
     }
 }
@@ -384,7 +413,7 @@ fn size_and_time(path: &Path) -> Option<(u64, i64)> {
 }
 
 /// Folders, and the few files that Debian's base-files and base-passwd make.
-fn make_skeleton(root: &Path) -> io::Result<()> {
+fn make_skeleton(root: &Path, suite: Suite) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
 
     const FOLDERS: &str = "usr/bin usr/sbin usr/lib usr/lib64 dev etc mnt opt proc root run srv sys tmp var/tmp var/lib/dpkg";
@@ -408,7 +437,24 @@ fn make_skeleton(root: &Path) -> io::Result<()> {
     for folder in ["tmp", "var/tmp"] {
         fs::set_permissions(root.join(folder), fs::Permissions::from_mode(0o1777))?;
     }
-    FILES.into_iter().try_for_each(|(name, text)| fs::write(root.join(name), text))
+    FILES.into_iter().try_for_each(|(name, text)| fs::write(root.join(name), text))?;
+    match suite {
+        Suite::Bookworm => Ok(()),
+        Suite::Trixie => {
+            let text = "PRETTY_NAME=\"Debian GNU/Linux 13 (trixie)\"\nNAME=\"Debian GNU/Linux\"\nVERSION_ID=\"13\"\n\
+                        VERSION_CODENAME=trixie\nID=debian\n";
+            fs::write(root.join(RELEASE), text)
+        }
+    }
+}
+
+/// The release of Debian that a root's packages are from.
+fn suite_of(root: &Path) -> io::Result<Suite> {
+    match fs::read_to_string(root.join(RELEASE)) {
+        Ok(text) if text.contains("VERSION_CODENAME=trixie\n") => Ok(Suite::Trixie),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(Suite::Bookworm),
+    }
 }
 
 /// Makes the file of all certificates that update-ca-certificates would make, if the root has any.
@@ -496,7 +542,9 @@ fn list_contents(root: &Path) -> io::Result<String> {
             text += &format!("{version}\n");
         }
     }
-    for folder in [RUNTIME, "usr/local/lib/python3.11/dist-packages"] {
+    let pythons =
+        ["python3.11", "python3.13"].map(|python| format!("usr/local/lib/{python}/dist-packages"));
+    for folder in [RUNTIME].into_iter().chain(pythons.iter().map(String::as_str)) {
         let Ok(entries) = fs::read_dir(root.join(folder)) else { continue };
         let mut wheels = Vec::new();
         for entry in entries {

@@ -2,8 +2,9 @@ use std::fs;
 
 use super::{
     Below, Contents, check_place, held, is_in_status, is_name, join_certificates, list_contents,
-    make_skeleton, recipe, remove_unused,
+    make_skeleton, recipe, remove_unused, suite_of,
 };
+use crate::build::apt::Suite;
 
 /// The keys equal those of earlier builds, so existing caches stay valid.
 #[test]
@@ -67,10 +68,25 @@ fn certificates_are_joined_in_one_file() {
 }
 
 #[test]
+fn a_root_names_its_release() {
+    for suite in [Suite::Bookworm, Suite::Trixie] {
+        let root = tempfile::tempdir().unwrap();
+        make_skeleton(root.path(), suite).unwrap();
+        assert_eq!(suite_of(root.path()).unwrap(), suite);
+    }
+}
+
+#[test]
+fn keys_change_with_the_release() {
+    let key = |suite| Contents { suite, ..Contents::default() }.key(&Below::default());
+    assert_ne!(key(Suite::Trixie), key(Suite::Bookworm));
+}
+
+#[test]
 fn a_root_is_stripped_of_unused_files_and_lists_the_rest() {
     let root = tempfile::tempdir().unwrap();
     let path = |name: &str| root.path().join(name);
-    make_skeleton(root.path()).unwrap();
+    make_skeleton(root.path(), Suite::Bookworm).unwrap();
     assert!(fs::read_link(path("lib")).unwrap().as_os_str() == "usr/lib");
     for folder in [
         "usr/share/doc/a",

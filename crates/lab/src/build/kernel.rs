@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::apt::BACKPORTS;
+use super::apt::{BACKPORTS, Suite};
 use super::{BuildError, Builder};
 
 const TOOLS: [&str; 5] = ["busybox-static", "e2fsprogs", "erofs-utils", "xz-utils", "zstd"];
@@ -20,15 +20,16 @@ impl Builder<'_> {
         let key = format!("1 {}", TOOLS.join(" "));
         if !self.store.is_built("tools", &key) {
             let folder = self.store.fresh_folder("tools")?;
-            self.unpack(&folder, &self.store.path("tools.packages"), |_| true, &TOOLS)?;
+            let (apt, list) = (self.apt(Suite::Bookworm)?, self.store.path("tools.packages"));
+            self.unpack(&apt, &folder, &list, |_| true, &TOOLS)?;
             self.store.publish("tools", &key)?;
         }
         let package = format!("linux-image-cloud-amd64/{BACKPORTS}");
         let key = format!("1 {package}");
         if !self.store.is_built("kernel", &key) {
             let folder = self.store.fresh_folder("kernel")?;
-            let list = self.store.path("kernel.packages");
-            self.unpack(&folder, &list, is_kernel, &[&package])?;
+            let (apt, list) = (self.apt(Suite::Bookworm)?, self.store.path("kernel.packages"));
+            self.unpack(&apt, &folder, &list, is_kernel, &[&package])?;
             self.store.publish("kernel", &key)?;
         }
         Ok(())

@@ -18,13 +18,14 @@ mod qemu;
 mod recipes;
 mod store;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 pub use error::BuildError;
 pub use image::ImageBuild;
 
 use crate::cache::cache_dir;
-use apt::Apt;
+use apt::{Apt, Suite};
 use command::Runner;
 use store::Store;
 
@@ -67,8 +68,8 @@ pub fn build_image(image: &ImageBuild, progress: Progress<'_>) -> Result<(), Bui
 struct Builder<'a> {
     store: Store,
     runner: Runner,
-    /// The private apt, once its package lists are read.
-    apt: Option<Apt>,
+    /// The private apt of each suite whose package lists are read.
+    apts: BTreeMap<Suite, Apt>,
     progress: Progress<'a>,
 }
 
@@ -77,6 +78,6 @@ impl<'a> Builder<'a> {
         let cache = cache_dir().ok_or(BuildError::NoCache)?;
         command::require(&["apt-get", "apt-config", "dpkg-deb", "tar"])?;
         let runner = Runner::new()?;
-        Ok(Self { store: Store::open(&cache)?, runner, apt: None, progress })
+        Ok(Self { store: Store::open(&cache)?, runner, apts: BTreeMap::new(), progress })
     }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::apt::BACKPORTS;
+use super::apt::{BACKPORTS, Suite};
 use super::store::remove_tree;
 use super::{BuildError, Builder};
 
@@ -29,7 +29,8 @@ impl Builder<'_> {
         }
         let folder = self.store.fresh_folder("lab/qemu")?;
         let list = self.store.path("lab/qemu.packages");
-        self.unpack(&folder, &list, |_| true, &["-t", BACKPORTS, "qemu-system-x86"])?;
+        let apt = self.apt(Suite::Bookworm)?;
+        self.unpack(&apt, &folder, &list, |_| true, &["-t", BACKPORTS, "qemu-system-x86"])?;
         if !patch(&folder.join(PROGRAM))? {
             (self.progress)(
                 "this QEMU does not contain the instruction that the lab changes: in labs that count instructions, guests may \

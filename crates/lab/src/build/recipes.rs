@@ -1,10 +1,14 @@
 //! The contents of firn's own images.
 
-/// An image: its layer below, Debian packages, and wheels that pip installs.
+use super::apt::Suite;
+
+/// An image: the release of Debian, its layer below, Debian packages, and wheels that pip installs.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Recipe {
     /// The image that it adds to, by name.
     pub(super) from: Option<&'static str>,
+    /// The release of an image without a layer below.
+    pub(super) suite: Suite,
     pub(super) packages: &'static [&'static str],
     /// Arguments of pip.
     pub(super) wheels: &'static [&'static str],
@@ -16,7 +20,6 @@ pub(super) struct Recipe {
 pub(super) fn recipe(name: &str) -> Option<Recipe> {
     let recipe = match name {
         "base" => Recipe {
-            from: None,
             // The runtime interface client is linked with libstdc++6, which a wheel cannot depend
             // on.
             packages: &[
@@ -26,15 +29,30 @@ pub(super) fn recipe(name: &str) -> Option<Recipe> {
                 "python3-jinja2",
                 "libstdc++6",
             ],
-            wheels: &[],
             // AWS Lambda's runtime interface client, and the library for its SnapStart hooks.
             runtime_wheels: &["awslambdaric", "snapshot-restore-py"],
+            ..Recipe::default()
         },
         // What functions find in AWS Lambda's Python runtimes.
         "aws" => Recipe {
             from: Some("base"),
             packages: &["coreutils", "dash", "tzdata", "ca-certificates", "openssl"],
             wheels: &["boto3"],
+            ..Recipe::default()
+        },
+        "python3.13" => Recipe {
+            suite: Suite::Trixie,
+            packages: &[
+                "python3",
+                "libstdc++6",
+                "coreutils",
+                "dash",
+                "tzdata",
+                "ca-certificates",
+                "openssl",
+            ],
+            wheels: &["boto3==1.44.8"],
+            runtime_wheels: &["awslambdaric==4.2.2", "snapshot-restore-py==1.0.0"],
             ..Recipe::default()
         },
         "science" => Recipe {
@@ -60,10 +78,20 @@ pub(super) fn recipe(name: &str) -> Option<Recipe> {
     Some(recipe)
 }
 
+/// Packages that no function uses although others depend on them, in a release of Debian.
+pub(super) fn unneeded(suite: Suite) -> impl Iterator<Item = &'static str> {
+    let more = if suite == Suite::Trixie { UNNEEDED_13.as_slice() } else { &[] };
+    UNNEEDED.iter().chain(more).copied()
+}
+
+/// Those of Debian 13 alone.
+const UNNEEDED_13: [&str; 4] =
+    ["ca-certificates-java", "java-common", "node-corepack", "util-linux"];
+
 /// Packages that no function uses although others depend on them: package managers, and programs
 /// for users and desktops. apt is configured as if they were installed. Programs are linked with
 /// none of them, except drivers for graphics cards, which are loaded only where there is a card.
-pub(super) const UNNEEDED: [&str; 33] = [
+const UNNEEDED: [&str; 33] = [
     "adduser",
     "ca-certificates",
     "debconf",

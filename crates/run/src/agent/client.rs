@@ -63,8 +63,8 @@ pub struct LambdaLoad {
     pub memory_mib: u64,
     /// How long the runtime may take to start and to initialise the function.
     pub time_limit: Duration,
-    /// Whether it has its own `bootstrap` program, and is not Python.
-    pub provided: bool,
+    /// What runs it.
+    pub runtime: RuntimeKind,
     /// Whether it is to be frozen before its first request.
     pub snap_start: bool,
 }
@@ -294,7 +294,6 @@ impl AgentClient {
     /// # Errors
     /// [`LoadError::Function`] if the function does not initialise.
     pub fn load_lambda(&mut self, load: &LambdaLoad) -> Result<Duration, LoadError> {
-        let runtime = if load.provided { RuntimeKind::Provided } else { RuntimeKind::Python };
         let loaded = self.send_load(
             load.time_limit,
             Load {
@@ -305,7 +304,7 @@ impl AgentClient {
                 memory_mib: load.memory_mib,
                 time_limit_ms: milliseconds(load.time_limit),
                 version: load.version.clone(),
-                runtime,
+                runtime: load.runtime,
                 snap_start: load.snap_start,
                 credentials: self.credentials.clone(),
             },

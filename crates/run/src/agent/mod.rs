@@ -12,5 +12,5 @@ pub use errors::{
     PrepareFreezeError, PutError, ShutdownError, StatusError,
 };
 pub use firn_agent::protocol::{
-    Failed, FunctionError, Refusal, RefusalKind, RoleCredentials, Status, Usage,
+    Failed, FunctionError, Refusal, RefusalKind, RoleCredentials, RuntimeKind, Status, Usage,
 };

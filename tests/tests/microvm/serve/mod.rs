@@ -7,6 +7,7 @@ mod disks;
 mod idle;
 mod pool;
 mod refusals;
+mod runtimes;
 mod thaws;
 
 use std::process::Child;
