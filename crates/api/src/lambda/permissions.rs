@@ -113,7 +113,7 @@ pub(super) fn statement_id(id: String) -> Result<String, ApiError> {
     Ok(id)
 }
 
-/// Checks whom a statement is for.
+/// Checks a statement's principal.
 pub(super) fn principal_of(principal: String) -> Result<String, ApiError> {
     if principal.is_empty() || principal.contains(char::is_whitespace) {
         return Err(ApiError::invalid("The provided principal was invalid."));

@@ -23,11 +23,11 @@ pub struct LayerVersion {
     pub version: u64,
     /// The zip file with its files.
     pub code: Code,
-    /// What its publisher says of it.
+    /// Its publisher's description of it.
     pub about: LayerAbout,
     /// When it was published, in the form of [`Version::last_modified`](super::Version).
     pub created: String,
-    /// Who may use it, in the order in which that was added.
+    /// The permissions to use it, in the order in which they were added.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) permissions: Vec<Permission>,
     /// Changes with every change of the permissions.
@@ -36,14 +36,14 @@ pub struct LayerVersion {
 }
 
 impl LayerVersion {
-    /// Who may use it, and the revision of that.
+    /// The permissions to use it, and their revision.
     #[must_use]
     pub fn policy(&self) -> (&[Permission], String) {
         (&self.permissions, self.permissions_revision.to_string())
     }
 }
 
-/// What the publisher of a layer's version says of it. It has no effect.
+/// A publisher's description of a layer's version. It has no effect.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerAbout {
     /// Free text.

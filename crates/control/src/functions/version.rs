@@ -92,8 +92,8 @@ impl Version {
         self.environment.get(PLANNER_VARIABLE).map(String::as_str)
     }
 
-    /// Size of the disk of its guests, bytes: `/tmp`, the files of the function and its layers, and the file system's
-    /// own blocks.
+    /// Size of the disk of its guests, bytes: `/tmp`, the files of the function and its layers, and
+    /// the file system's own blocks.
     pub(crate) fn disk(&self) -> u64 {
         let tmp = u64::from(self.storage) << 20;
         // An ext4 has an inode of 256 bytes for each 16 KiB, which is less than a thirty-second.

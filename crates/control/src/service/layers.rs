@@ -20,7 +20,7 @@ pub struct NewLayer {
     pub name: String,
     /// The tenant that publishes it.
     pub tenant: Option<String>,
-    /// What it says of itself.
+    /// Its description.
     pub about: LayerAbout,
     /// The zip file.
     pub zip: Vec<u8>,

@@ -1,5 +1,5 @@
-//! The export: beside the database, a file for each function and each layer, from which `firn serve --recover`
-//! rebuilds a database that is lost or damaged.
+//! The export: beside the database, a file for each function and each layer, from which
+//! `firn serve --recover` rebuilds a database that is lost or damaged.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};

@@ -129,8 +129,8 @@ impl Builder<'_> {
         Ok(apt)
     }
 
-    /// Resolves what `arguments` of `apt` install, and unpacks those of the packages that `selects` accepts
-    /// by name into `folder`.
+    /// Resolves what `arguments` of `apt` install, and unpacks those of the packages that `selects`
+    /// accepts by name into `folder`.
     ///
     /// Their names and versions are listed in the file `list`. Their descriptions are added to the
     /// dpkg status in `folder`, if it has one.
