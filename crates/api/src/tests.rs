@@ -468,6 +468,20 @@ async fn a_version_is_published_if_something_changed() {
     let latest = client.ask("DELETE", &format!("{ONE}?Qualifier=$LATEST"), &Value::Null).await;
     latest.refused(400, "InvalidParameterValueException");
     client.invoke("f/invocations?Qualifier=3", "1").await.refused(404, "ResourceNotFoundException");
+
+    let settings = [
+        json!({ "Timeout": 7 }),
+        json!({ "MemorySize": 256 }),
+        json!({ "EphemeralStorage": { "Size": 1024 } }),
+        json!({ "Environment": { "Variables": { "KEY": "value" } } }),
+        json!({ "Handler": "another.handler" }),
+        json!({ "Role": "arn:aws:iam::123456789012:role/another" }),
+    ];
+    for (number, setting) in (3..).zip(settings) {
+        client.ask("PUT", &format!("{ONE}/configuration"), &setting).await.ok(200);
+        let published = client.ask("POST", &versions, &Value::Null).await.ok(201);
+        assert_eq!(published["Version"], json!(number.to_string()), "{setting}");
+    }
 }
 
 #[tokio::test]
