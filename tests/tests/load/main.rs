@@ -141,8 +141,8 @@ impl House {
         // Room for 12 snapshots.
         let size = if players { "4G" } else { "2600M" };
         world.firn(["pool", "create", "--size", size, "--medium"]).arg(&pool).run().ok();
-        // Under emulation more guests at once would exceed the time of a start.
-        let monitors = if players { "80" } else { "24" };
+        // Under emulation more guests at once exceed the time of a restore.
+        let monitors = if players { "80" } else { "8" };
         let words = "--standby 4 --keep-alive 2 --queue 1000 --queue-wait 600 --monitors";
         let words = words.split(' ').chain([monitors]);
         let mut options: Vec<String> = words.map(str::to_owned).collect();
