@@ -1,23 +1,14 @@
 //! A daemon with boto3 as its client, for all that needs no microVM. Requires the part `clients`:
 //! boto3 from `make clients`, and a Python.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use tokio::sync::watch;
 
 use crate::serve::{open, router};
 use crate::server::{self, Listen, Listener};
-use crate::tests::World;
-
-/// The folder with boto3, if this host has it.
-fn clients() -> Option<PathBuf> {
-    let variable = |name| std::env::var_os(name).map(PathBuf::from);
-    let cache = variable("FIRN_CACHE").or_else(|| Some(variable("HOME")?.join(".cache/firn")));
-    let folder = cache?.join("clients");
-    let has = firn_required::has("clients", folder.join("boto3").is_dir());
-    has.then_some(folder)
-}
+use crate::tests::{World, clients};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_terraform_sets_is_what_it_reads() {

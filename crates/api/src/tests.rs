@@ -2,6 +2,7 @@
 
 use std::io::{Cursor, Write};
 use std::net::Ipv4Addr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -252,6 +253,15 @@ fn merge(document: &mut Value, more: &Value) {
 }
 
 const ONE: &str = "/2015-03-31/functions/f";
+
+/// The folder with boto3, if this host has it.
+pub(crate) fn clients() -> Option<PathBuf> {
+    let variable = |name| std::env::var_os(name).map(PathBuf::from);
+    let cache = variable("FIRN_CACHE").or_else(|| Some(variable("HOME")?.join(".cache/firn")));
+    let folder = cache?.join("clients");
+    let has = firn_required::has("clients", folder.join("boto3").is_dir());
+    has.then_some(folder)
+}
 
 #[tokio::test]
 async fn a_function_is_created_found_and_deleted() {

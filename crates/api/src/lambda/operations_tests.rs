@@ -1,9 +1,12 @@
 use std::collections::BTreeMap;
+use std::fs::File;
 
 use axum::http::Request as HttpRequest;
+use flate2::read::GzDecoder;
+use serde_json::Value;
 
 use super::*;
-use crate::tests::World;
+use crate::tests::{World, clients};
 
 const PAGE: &str = include_str!("../../../../docs/reference/serve.md");
 
@@ -42,4 +45,20 @@ async fn the_documented_operations_are_those_of_the_router() {
     let foreign = client.get("/2015-03-31/functions/f/nothing").await;
     let message = foreign.refused(404, "UnknownOperationException");
     assert!(message.contains("GET /2015-03-31/functions/f/nothing"), "{message}");
+}
+
+/// Requires the part `clients`: botocore's service model of AWS Lambda.
+#[test]
+fn the_operations_are_those_of_the_service_model() {
+    let Some(clients) = clients() else { return };
+    let model = clients.join("botocore/data/lambda/2015-03-31/service-2.json.gz");
+    let model: Value = serde_json::from_reader(GzDecoder::new(File::open(model).unwrap())).unwrap();
+    let mut known = BTreeMap::new();
+    for (name, operation) in model["operations"].as_object().unwrap() {
+        let text = |key: &str| operation["http"][key].as_str().unwrap().trim_end_matches('/');
+        known.insert(name.as_str(), (text("method"), text("requestUri")));
+    }
+    let plain = |pattern: &'static str| pattern.trim_end_matches('/');
+    let here = OPERATIONS.map(|(name, method, pattern)| (name, (method, plain(pattern))));
+    assert_eq!(known, BTreeMap::from(here));
 }
