@@ -18,7 +18,9 @@ mod machine;
 mod request;
 mod run;
 
-pub use build::{BuildError, ImageBuild, Progress, build, build_guest, build_image};
+pub use build::{
+    Addition, BuildError, ImageBuild, ParseAdditionError, Progress, build, build_guest, build_image,
+};
 pub use cache::{cache_dir, guest_file, is_built};
 pub use channel::ReceiveError;
 pub use config::RunConfig;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use thiserror::Error;
 
-use firn_lab::{BuildError, ImageBuild, guest_file};
+use firn_lab::{Addition, BuildError, ImageBuild, guest_file};
 
 use crate::assets;
 use crate::commands::lab;
@@ -18,15 +18,16 @@ pub(crate) enum ImageCommand {
     /// Build an image into firn's cache, or into a file
     #[command(after_help = "\
 An image is a root file system for functions, in the format that microVMs boot from (erofs). It contains the layer below
-it (--from), Debian packages with their dependencies, and the wheels that pip installs for a list of requirements. The
-build requires a Debian system and works without root. firn's own images are base, aws (boto3, certificates, time zones,
-a shell and coreutils), python3.13 (that runtime, on Debian 13), science (numpy, igraph, PIL), learning (science with
-torch, torchvision, scikit-learn) and media (science with ffmpeg and OpenCV).
+it (--from), Debian packages with their dependencies, the wheels that pip installs for a list of requirements, and files
+of your own (--add). The build requires a Debian system and works without root. firn's own images are base, aws (boto3,
+certificates, time zones, a shell and coreutils), python3.13 (that runtime, on Debian 13), science (numpy, igraph, PIL),
+learning (science with torch, torchvision, scikit-learn) and media (science with ffmpeg and OpenCV).
 
 Examples:
   firn image build learning
   firn image build --packages python3-yaml --requirements requirements.txt --out mine
   firn image build --from science --packages python3-scipy --out ./scipy.erofs
+  firn image build --from learning --add resnet50.pt --add labels:/usr/share/labels --out models
   firn boot --image mine my-function.py")]
     Build(BuildArgs),
     /// List the images in firn's cache
@@ -51,6 +52,9 @@ pub(crate) struct BuildArgs {
     /// A list of requirements for pip
     #[arg(long, value_name = "FILE", conflicts_with = "name")]
     requirements: Option<PathBuf>,
+    /// Add a file or folder of any size, at /opt/NAME or at a place of its own; can be repeated
+    #[arg(long, value_name = "PATH[:/PLACE]", conflicts_with = "name")]
+    add: Vec<Addition>,
 }
 
 /// A command of `firn image` failed.
@@ -86,7 +90,7 @@ pub(crate) fn run(command: &ImageCommand) -> Result<ExitCode, ImageCommandError>
 
 impl From<&BuildArgs> for ImageBuild {
     fn from(arguments: &BuildArgs) -> Self {
-        let BuildArgs { name, out, from, packages, requirements } = arguments;
+        let BuildArgs { name, out, from, packages, requirements, add } = arguments;
         match (name, out) {
             (Some(name), _) => Self::Own(name.clone()),
             (None, out) => Self::Custom {
@@ -94,6 +98,7 @@ impl From<&BuildArgs> for ImageBuild {
                 from: from.clone(),
                 packages: packages.clone(),
                 requirements: requirements.clone(),
+                additions: add.clone(),
             },
         }
     }

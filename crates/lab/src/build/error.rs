@@ -134,6 +134,14 @@ pub enum BuildError {
         /// A name or a path.
         name: String,
     },
+    /// A file or folder cannot be part of an image.
+    #[error("cannot add {path} to the image: {reason}")]
+    Addition {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why.
+        reason: &'static str,
+    },
     /// The text is neither a name nor a path.
     #[error(
         "{place} is neither a name (1 to 64 of a-z, 0-9 and -) nor a file; write a file with its folder, such as ./{place}"

@@ -6,6 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::addition::Addition;
 use super::apt::{Suite, clear_status};
 use super::disk::sha256;
 use super::recipes::{Recipe, recipe, unneeded};
@@ -27,6 +28,8 @@ pub enum ImageBuild {
         packages: Vec<String>,
         /// A list of requirements for pip.
         requirements: Option<PathBuf>,
+        /// Files and folders of the caller's.
+        additions: Vec<Addition>,
     },
 }
 
@@ -49,6 +52,9 @@ struct Contents {
     /// The digest of the list of requirements.
     requirements: String,
     runtime_wheels: Vec<String>,
+    additions: Vec<Addition>,
+    /// The keys of the additions.
+    added: Vec<String>,
 }
 
 impl Contents {
@@ -60,6 +66,7 @@ impl Contents {
             wheels: owned(recipe.wheels),
             requirements: String::new(),
             runtime_wheels: owned(recipe.runtime_wheels),
+            ..Self::default()
         }
     }
 
@@ -73,6 +80,7 @@ impl Contents {
         lines.extend(self.runtime_wheels.iter().map(String::as_str));
         lines.push("--");
         unneeded(self.suite).for_each(|name| lines.push(name));
+        lines.extend(self.added.iter().map(String::as_str));
         format!("1 {}", sha256(lines.join("\n") + "\n"))
     }
 }
@@ -128,9 +136,12 @@ impl Builder<'_> {
         create_folder(&self.store.path("guest"))?;
         match image {
             ImageBuild::Own(name) => self.own_image(name)?,
-            ImageBuild::Custom { out, from, packages, requirements } => {
+            ImageBuild::Custom { out, from, packages, requirements, additions } => {
+                let added = additions.iter().map(Addition::key).collect::<Result<_, _>>()?;
                 let contents = Contents {
                     packages: packages.clone(),
+                    additions: additions.clone(),
+                    added,
                     ..requirements.as_deref().map_or_else(|| Ok(Contents::default()), required)?
                 };
                 self.custom_image(out, from, &contents)?;
@@ -240,6 +251,10 @@ impl Builder<'_> {
         }
         if !contents.wheels.is_empty() {
             self.add_wheels(&root, &contents.wheels)?;
+        }
+        for addition in &contents.additions {
+            (self.progress)(&format!("adding {}", addition.source.display()));
+            addition.copy_to(&root.folder)?;
         }
         self.compile(&root)?;
         (self.progress)(&format!("making {}", file.display()));

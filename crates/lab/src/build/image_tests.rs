@@ -23,6 +23,8 @@ fn keys_change_with_the_contents_and_the_layer_below() {
     assert_ne!(contents("a").key(&below("2")), key);
     let wheel = Contents { wheels: vec!["a".to_owned()], ..Contents::default() };
     assert_ne!(wheel.key(&below("1")), key);
+    let added = Contents { added: vec!["net.bin 7".to_owned()], ..contents("a") };
+    assert_ne!(added.key(&below("1")), key);
 }
 
 #[test]

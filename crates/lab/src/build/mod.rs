@@ -5,6 +5,7 @@
 //! place by a rename. An interrupted build continues with the next call. Two builds of one cache
 //! wait for each other.
 
+mod addition;
 mod apt;
 mod command;
 mod disk;
@@ -21,6 +22,7 @@ mod store;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+pub use addition::{Addition, ParseAdditionError};
 pub use error::BuildError;
 pub use image::ImageBuild;
 
