@@ -56,6 +56,32 @@ fn a_shell_evaluates_the_variables() {
 }
 
 #[test]
+fn top_reads_the_variables_that_env_sets() {
+    let error = |words: &str, set: &[(&str, &str)]| {
+        let top =
+            command(FIRN).arg("top").args(words.split(' ')).envs(set.iter().copied()).output();
+        let output = top.unwrap();
+        assert!(output.status.code() == Some(1) && output.stdout.is_empty(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    // Nothing listens on the ports 1 to 3.
+    let [one, two, three] = ["http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:3"];
+    let lambda = ("AWS_ENDPOINT_URL_LAMBDA", one);
+    let all = ("AWS_ENDPOINT_URL", two);
+    let asked = |words: &str, set: &[(&str, &str)], endpoint: &str| {
+        let error = error(words, set);
+        assert!(error.contains(&format!("no daemon answers at {endpoint}: ")), "{error}");
+    };
+    asked("--once --json", &[lambda, all], one);
+    asked("--json", &[all], two);
+    asked("--once", &[("AWS_ENDPOINT_URL_LAMBDA", ""), all], two);
+    let option = format!("--once --endpoint {three}");
+    asked(&option, &[lambda, all], three);
+    let error = error("--once", &[lambda, ("AWS_SHARED_CREDENTIALS_FILE", "/nonesuch/keys")]);
+    assert!(error.contains("/nonesuch/keys"), "{error}");
+}
+
+#[test]
 fn the_aws_command_gets_all_words_and_the_variables() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("aws");

@@ -10,6 +10,9 @@ use clap::Args;
 
 use crate::output;
 
+/// Where `firn serve` listens by default.
+const DEFAULT_ENDPOINT: &str = "http://127.0.0.1:9700";
+
 /// Where the daemon is, and how requests to it are signed.
 #[derive(Debug, Args)]
 pub(crate) struct ClientArgs {
@@ -18,7 +21,7 @@ pub(crate) struct ClientArgs {
         long,
         value_name = "URL",
         env = "AWS_ENDPOINT_URL_LAMBDA",
-        default_value = "http://127.0.0.1:9700",
+        default_value = DEFAULT_ENDPOINT,
         value_parser = endpoint
     )]
     endpoint: String,
@@ -98,6 +101,14 @@ impl ClientArgs {
         }
         Ok(variables)
     }
+}
+
+/// The endpoint of AWS Lambda's clients: the variable of the service, then that of all services.
+pub(crate) fn default_endpoint() -> String {
+    let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    set("AWS_ENDPOINT_URL_LAMBDA")
+        .or_else(|| set("AWS_ENDPOINT_URL"))
+        .unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned())
 }
 
 fn is_set(name: &str) -> bool {

@@ -13,6 +13,7 @@ use thiserror::Error;
 
 use firn_api::{Credentials, CredentialsError, StatusClient, StatusClientError};
 
+use crate::commands::aws::default_endpoint;
 use crate::output;
 use view::View;
 
@@ -20,24 +21,20 @@ use view::View;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   firn top
-  firn top --once
-  firn top --endpoint http://10.0.0.7:9700 --credentials ~/.aws/credentials --json
+  firn top --once --json
+  firn top --endpoint http://10.0.0.7:9700 --credentials ~/.aws/credentials
 
 In the terminal, q exits. Memory is the resident memory of the monitors' processes.")]
 pub(crate) struct TopArgs {
-    /// Endpoint of the daemon
-    #[arg(
-        long,
-        value_name = "URL",
-        env = "AWS_ENDPOINT_URL",
-        default_value = "http://127.0.0.1:9700"
-    )]
-    endpoint: String,
+    /// Endpoint of the daemon [default: AWS_ENDPOINT_URL_LAMBDA, AWS_ENDPOINT_URL, or
+    /// http://127.0.0.1:9700]
+    #[arg(long, value_name = "URL")]
+    endpoint: Option<String>,
     /// Sign requests with the first key in this file, in the format of ~/.aws/credentials
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", env = "AWS_SHARED_CREDENTIALS_FILE")]
     credentials: Option<PathBuf>,
     /// Region of the daemon, for which requests are signed
-    #[arg(long, default_value = "us-east-1")]
+    #[arg(long, env = "AWS_REGION", default_value = "us-east-1")]
     region: String,
     /// Seconds between two updates
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=3600))]
@@ -47,7 +44,7 @@ pub(crate) struct TopArgs {
     #[arg(long)]
     once: bool,
     /// Print one JSON object after one interval, and exit
-    #[arg(long, conflicts_with = "once")]
+    #[arg(long)]
     json: bool,
 }
 
@@ -64,20 +61,21 @@ pub(crate) enum TopError {
 
 pub(crate) fn run(arguments: &TopArgs) -> Result<ExitCode, TopError> {
     let credentials = arguments.credentials.as_deref().map(Credentials::read).transpose()?;
-    let client = StatusClient::new(&arguments.endpoint, credentials, &arguments.region)?;
+    let endpoint = arguments.endpoint.clone().unwrap_or_else(default_endpoint);
+    let client = StatusClient::new(&endpoint, credentials, &arguments.region)?;
     let interval = Duration::from_secs(arguments.interval.into());
     let first = client.status()?;
     if arguments.json || arguments.once || !io::stdout().is_terminal() {
         let begin = Instant::now();
         std::thread::sleep(interval);
-        let view = View::of(&arguments.endpoint, Some(&(first, begin)), client.status()?);
+        let view = View::of(&endpoint, Some(&(first, begin)), client.status()?);
         if arguments.json {
             output::json(&view);
         } else {
             output::line(&output::plain(&view.text()));
         }
     } else {
-        screen::watch(&arguments.endpoint, &client, first, interval).map_err(TopError::Terminal)?;
+        screen::watch(&endpoint, &client, first, interval).map_err(TopError::Terminal)?;
     }
     Ok(ExitCode::SUCCESS)
 }
