@@ -8,6 +8,7 @@ use firn_base::ErrorChain;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::agent::LIMIT_OPTIONS;
 use crate::console_tail::ConsoleTail;
 
 /// Why a microVM did not start, or ended before it was to end.
@@ -23,7 +24,7 @@ pub enum StartError {
     #[error(transparent)]
     Monitor(ErrorChain),
     /// The monitor did not report within the limit, seconds.
-    #[error("the monitor did not report within {0} s")]
+    #[error("the monitor did not report within {0} s ({LIMIT_OPTIONS})")]
     TimedOut(u64),
     /// The request is not valid.
     #[error("the start request is not valid: {0}")]

@@ -96,7 +96,9 @@ fn a_failed_boot_is_reported_with_the_end_of_the_console() {
     let boot = boot.arg("loglevel=7 rdinit=/nonesuch root=/dev/nonesuch rootwait");
     let ran = boot.arg(HELLO.write(&world.work())).run();
     assert_eq!((ran.code, ran.stdout.as_str()), (1, ""), "{ran:#?}");
-    for words in ["firn: error: the agent", "did not listen within 5s", "end of its console"] {
+    for words in
+        ["firn: error: the agent", "did not listen within 5s (--time-limit", "end of its console"]
+    {
         assert!(ran.stderr.contains(words), "without {words:?}: {ran:#?}");
     }
 }

@@ -65,7 +65,8 @@ fn a_function_that_never_returns_is_stopped_at_its_time_limit() {
     let ran = world.firn(["invoke", "--time-limit", "2", "it", &event]).run();
     let error = ran.function_error(&["timed out after 2.00 seconds"]);
     assert_eq!(error["errorType"], "Sandbox.Timedout");
-    assert_eq!(ran.stderr, "waiting\n", "what it printed");
+    let note = "firn: --time-limit sets how long the function may take\n";
+    assert_eq!(ran.stderr, format!("waiting\n{note}"), "what it printed, and the option");
     continues(&world);
     let thaw = world.firn(["thaw", "--time-limit", "5", "--invoke", &event]).arg(workshop()).run();
     assert_eq!(thaw.function_error(&["timed out"])["errorType"], "Sandbox.Timedout");

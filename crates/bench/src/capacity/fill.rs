@@ -79,7 +79,9 @@ impl Fill<'_> {
         let ended = instance.wait_until_held(Some(self.budget.patience))?;
         Some(match ended {
             Err(StartError::TimedOut(seconds)) => {
-                format!("microVM {number} had not replayed its trace after {seconds} s")
+                format!(
+                    "microVM {number} had not replayed its trace after {seconds} s (--patience)"
+                )
             }
             Err(error) => format!("microVM {number} failed: {}", error_chain(error)),
             Ok(_) => format!("microVM {number} ended by itself"),

@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 
 use firn_base::nanoseconds;
-use firn_run::{AgentClient, Instances, Invocation, Outcome};
+use firn_run::{AgentClient, FunctionError, Instances, Invocation, Outcome};
 
 use crate::event;
 use crate::output;
@@ -52,8 +52,18 @@ pub(crate) fn print(outcome: &Outcome) {
     }
     match (&outcome.answer, &outcome.error) {
         (Some(answer), _) => output::json_text(answer.get()),
-        (None, Some(error)) => output::json(error),
+        (None, Some(error)) => {
+            output::json(error);
+            note_limit(error);
+        }
         (None, None) => {}
+    }
+}
+
+/// Names the option that sets the time limit, if the function exceeded it.
+pub(crate) fn note_limit(error: &FunctionError) {
+    if error.is_time_out() {
+        output::note("firn: --time-limit sets how long the function may take");
     }
 }
 

@@ -121,6 +121,7 @@ pub(crate) fn run(arguments: &ThawArgs) -> anyhow::Result<ExitCode> {
         // The function's own failure, of its after-restore hooks, is an answer.
         Err(StartError::Function(error)) => {
             output::json(&error);
+            invoke::note_limit(&error);
             Ok(ExitCode::from(FUNCTION_FAILED))
         }
         Err(error) => Err(error.into()),

@@ -133,7 +133,7 @@ impl LaunchError {
 pub(crate) enum FreezeError {
     #[error("cannot freeze the microVM")]
     Freeze(#[from] FreezeInstanceError),
-    #[error("the freeze took longer than {0:?}")]
+    #[error("the freeze took longer than {0:?} (--start-limit)")]
     TimedOut(Duration),
     #[error("the snapshot's place is not available")]
     Place(#[source] LaunchError),
@@ -162,7 +162,7 @@ pub(crate) enum RemoveSnapshotError {
     Pool(#[from] RemoveError),
     #[error("the snapshot is in a pool; start the daemon with --pool")]
     NoPool,
-    #[error("the removal of the snapshot took longer than {0:?}")]
+    #[error("the removal of the snapshot took longer than {0:?} (--start-limit)")]
     TimedOut(Duration),
     #[error(transparent)]
     Task(#[from] TaskFailed),

@@ -1,6 +1,7 @@
 use proptest::prelude::{any, prop, proptest};
 
 use super::*;
+use crate::instances::AcquireError;
 
 fn cost(revision: u128, private: u64, shared: u64) -> Cost {
     Cost { revision: Uuid::from_u128(revision), private, shared, disk: 0, disk_in_memory: false }
@@ -31,6 +32,8 @@ fn a_microvm_that_can_never_fit_differs_from_one_that_waits() {
     assert!(ledger.reserve(&cost(1, 50, 0)));
     assert!(!ledger.reserve(&cost(2, 10, 0)), "one microVM at a time");
     assert_eq!(ledger.shortage(&cost(2, 10, 0)), Some(Shortage::Monitors(1)));
+    let error = AcquireError::TimedOut(ledger.shortage(&cost(2, 10, 0))).to_string();
+    assert!(error.contains("in time (--queue-wait): ") && error.contains("--monitors"), "{error}");
     assert_eq!(ledger.never_fits(&cost(2, 60, 40)), None);
     let needed = Shortage::Memory { needed: 101, disk: 0, free: 100, limit: 100 };
     assert_eq!(ledger.never_fits(&cost(2, 60, 41)), Some(needed));

@@ -5,8 +5,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use firn_agent::protocol::{
-    Failed, FrameError, MAX_EVENT_BYTES, ReceiveError, Refusal, RefusalKind, SendError,
+    Failed, FrameError, FunctionError, MAX_EVENT_BYTES, ReceiveError, Refusal, RefusalKind,
+    SendError,
 };
+
+/// The options that set the time limit of a start.
+pub(crate) const LIMIT_OPTIONS: &str = "--time-limit; of a daemon, --start-limit";
+
+/// The options, if the function exceeded the time limit of its start.
+fn of_limit(error: &FunctionError) -> String {
+    if error.is_time_out() { format!(" ({LIMIT_OPTIONS})") } else { String::new() }
+}
 
 /// The agent cannot be reached.
 #[derive(Debug, thiserror::Error)]
@@ -35,7 +44,8 @@ pub enum ConnectError {
     },
     /// No agent listened in time.
     #[error(
-        "the agent behind {} did not listen within {limit:?}: the microVM's console shows how far it booted",
+        "the agent behind {} did not listen within {limit:?} ({LIMIT_OPTIONS}): the microVM's console shows how far it \
+         booted",
         socket.display()
     )]
     NeverListened {
@@ -137,7 +147,7 @@ pub enum PutError {
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The function does not import, or not in time.
-    #[error("the function does not load: {}", .0.error)]
+    #[error("the function does not load: {}{}", .0.error, of_limit(&.0.error))]
     Function(Failed),
     /// The agent refused.
     #[error("the agent does not accept the function: {}", .0.message)]

@@ -7,6 +7,7 @@ mod errors;
 mod tests;
 
 pub use client::{AgentClient, Answer, Invocation, LambdaLoad, LoadOptions};
+pub(crate) use errors::LIMIT_OPTIONS;
 pub use errors::{
     ConnectError, EventError, ExchangeError, IdentifyError, InvokeError, LoadError,
     PrepareFreezeError, PutError, ShutdownError, StatusError,

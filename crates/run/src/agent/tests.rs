@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use uuid::Uuid;
 
 use super::*;
-use crate::{Function, Identity};
+use crate::{Function, Identity, StartError};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -191,6 +191,18 @@ fn errors_of_the_function_come_with_their_parts() {
 }
 
 #[test]
+fn a_function_that_exceeds_the_limit_of_its_load_names_the_options() {
+    let place = Place::new();
+    place.serve();
+    let hangs = place.function("import time\ntime.sleep(600)");
+    let limit = LoadOptions { time_limit: Duration::from_millis(50), ..options() };
+    let error = place.connect().load(&hangs, &limit).unwrap_err().to_string();
+    assert!(error.contains("Init timed out") && error.contains("--time-limit"), "{error}");
+    let error = StartError::TimedOut(3).to_string();
+    assert!(error.contains("--start-limit"), "{error}");
+}
+
+#[test]
 fn an_event_is_checked_before_it_is_sent() {
     assert!(matches!(Invocation::new("{", LIMIT), Err(EventError::NotJson(_))));
     assert!(matches!(Invocation::new("NaN", LIMIT), Err(EventError::NotJson(_))));
@@ -234,6 +246,7 @@ fn a_guest_that_starts_is_waited_for_as_long_as_it_lives() {
     let limit = Duration::from_millis(5);
     let never = AgentClient::wait_for(&place.socket(), limit, || true).unwrap_err();
     assert!(matches!(never, ConnectError::NeverListened { .. }), "{never:?}");
+    assert!(never.to_string().contains("--time-limit"), "{never}");
 }
 
 #[test]

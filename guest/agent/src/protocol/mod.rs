@@ -357,6 +357,17 @@ pub struct FunctionError {
     pub stack_trace: Vec<String>,
 }
 
+impl FunctionError {
+    /// The type of a function that was ended at its time limit.
+    pub const TIME_OUT: &str = "Sandbox.Timedout";
+
+    /// Whether the function was ended at its time limit.
+    #[must_use]
+    pub fn is_time_out(&self) -> bool {
+        self.error_type == Self::TIME_OUT
+    }
+}
+
 impl std::fmt::Display for FunctionError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {}", self.error_type, self.error_message)

@@ -446,7 +446,7 @@ impl Instance {
         let (kind, text) = match error {
             ExchangeError::TimedOut => {
                 let seconds = limit.as_secs_f64();
-                ("Sandbox.Timedout", format!("{phase} timed out after {seconds:.2} seconds"))
+                (FunctionError::TIME_OUT, format!("{phase} timed out after {seconds:.2} seconds"))
             }
             ExchangeError::Ended | ExchangeError::EndedBefore => {
                 let end = runtime.end();

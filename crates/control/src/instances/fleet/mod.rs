@@ -145,7 +145,7 @@ pub enum AcquireError {
     #[error("too many requests wait for a microVM")]
     QueueFull,
     /// The request waited for the longest time allowed.
-    #[error("no microVM was free in time{}", because(.0))]
+    #[error("no microVM was free in time (--queue-wait){}", because(.0))]
     TimedOut(Option<Shortage>),
     /// The microVM could not start even if no other ran.
     #[error("the function's microVM does not fit into the daemon's limits: {0}")]
