@@ -35,6 +35,9 @@ macro_rules! function {
     };
 }
 
+/// The module that reads what an event brings; functions have it by `files_of`.
+const GIVEN: &str = include_str!("../../guest/functions/compression/given.py");
+
 /// The papers' functions that run on the base image in little time.
 pub const LIGHT: [Function; 5] = [
     function!("chameleon"),
@@ -80,7 +83,9 @@ def handler(event, context):
 impl Function {
     /// Writes the function into the folder `parent`/NAME, and returns that folder.
     pub fn write(&self, parent: &Path) -> PathBuf {
-        folder(parent, self.name, self.handler)
+        let made = folder(parent, self.name, self.handler);
+        fs::write(made.join("given.py"), GIVEN).unwrap();
+        made
     }
 }
 
@@ -96,6 +101,7 @@ pub fn together(parent: &Path, functions: &[Function]) -> PathBuf {
         modules.join(", ")
     );
     let made = folder(parent, "together", &handler);
+    fs::write(made.join("given.py"), GIVEN).unwrap();
     for (function, module) in functions.iter().zip(modules) {
         fs::write(made.join(module).with_extension("py"), function.handler).unwrap();
     }

@@ -4,14 +4,11 @@ The paper uses TensorFlow. This function uses torchvision's SqueezeNet 1.1, whic
 network, with random weights from a seed.
 """
 
-import io
-
 import torch
-from PIL import Image
 from torchvision import models, transforms
 
 from network import most_likely, seeded
-from picture import jpeg
+from picture import file_of, opened
 
 torch.set_num_threads(1)
 NETWORK = seeded(models.squeezenet1_1(), seed=11)
@@ -23,7 +20,7 @@ PREPARE = transforms.Compose([
 
 
 def handler(event, context):
-    data = jpeg(event["seed"], event["width"], event["height"])
-    with Image.open(io.BytesIO(data)) as image, torch.no_grad():
+    data = file_of(event)
+    with opened(data) as image, torch.no_grad():
         logits = NETWORK(PREPARE(image).unsqueeze(0))[0]
     return {"bytes": len(data), **most_likely(logits)}

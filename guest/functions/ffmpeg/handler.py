@@ -1,22 +1,26 @@
-"""Sprocket's grayscale filter, as FaaSnap uses it: ffmpeg converts a video to grayscale.
+"""Sprocket's grayscale filter, which the papers name: ffmpeg converts a video with hue=s=0.
 
-The videos of inputs A and B are made when the function is loaded. The papers download them from a
-store.
+FaaSnap's artifact mirrors the video instead (hflip). The videos of inputs A and B are made when the
+function is loaded. The papers download them from a store.
 """
 
 import hashlib
 import os
+import subprocess
 
-from video import EXACT, ffmpeg, video
+from video import EXACT, ffmpeg, path_of, video
 
 for made in ((1, 7), (2, 6)):
     video(*made)
 
 
 def handler(event, context):
-    path = video(event["seed"], event["quantizer"])
+    path = path_of(event)
     gray = "/tmp/gray.avi"
-    ffmpeg("-filter_threads", "1", *EXACT, "-i", path, "-vf", "hue=s=0", "-c:v", "mpeg4", "-qscale:v", "5", *EXACT, gray)
+    try:
+        ffmpeg("-filter_threads", "1", *EXACT, "-i", path, "-vf", "hue=s=0", "-c:v", "mpeg4", "-qscale:v", "5", *EXACT, gray)
+    except subprocess.CalledProcessError:
+        raise ValueError("ffmpeg cannot convert the video; its messages are in the log") from None
     with open(gray, "rb") as file:
         data = file.read()
     os.remove(gray)

@@ -1,7 +1,10 @@
-"""A video of one second in 480p, the same for the same seed on every machine."""
+"""The video of an event: one that it brings, or one of one second in 480p, which is the same for
+the same seed on every machine."""
 
 import os
 import subprocess
+
+from given import given, of_event
 
 # Bit-exact code only, and one thread, so that the result is the same on every machine.
 EXACT = ["-threads", "1", "-fflags", "+bitexact", "-flags", "+bitexact", "-sws_flags", "bitexact+accurate_rnd", "-idct", "simple"]
@@ -19,4 +22,20 @@ def video(seed, quantizer):
         ffmpeg("-filter_threads", "1", "-f", "lavfi", "-i", source, "-c:v", "mpeg4", "-qscale:v", str(quantizer),
                *EXACT, path + ".new.avi")
         os.rename(path + ".new.avi", path)
+    return path
+
+
+def path_of(event):
+    """The path of the event's video."""
+    kind = of_event(event)
+    if kind == "seed":
+        return video(event["seed"], event["quantizer"])
+    if kind == "file":
+        # It may be larger than memory: only its path is used.
+        if not os.path.isfile(event["file"]):
+            raise ValueError("the guest has no file %s" % event["file"])
+        return event["file"]
+    path = "/tmp/given.video"
+    with open(path, "wb") as file:
+        file.write(given(event))
     return path

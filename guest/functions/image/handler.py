@@ -5,15 +5,15 @@ import io
 
 from PIL import Image
 
-from picture import jpeg
+from picture import file_of, opened
 
 ANGLES = [Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_180, Image.Transpose.ROTATE_270]
 
 
 def handler(event, context):
-    data = jpeg(event["seed"], event["width"], event["height"])
+    data = file_of(event)
     answer = {"bytes": len(data)}
-    with Image.open(io.BytesIO(data)) as image:
+    with opened(data) as image:
         for angle in ANGLES:
             rotated = io.BytesIO()
             turned = image.transpose(angle)

@@ -1,9 +1,12 @@
-"""A photograph-like picture, the same for the same seed on every machine: whole numbers only."""
+"""The picture of an event: one that it brings, or a photograph-like one, which is the same for the
+same seed on every machine: whole numbers only."""
 
 import io
 
 import numpy
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
+
+from given import given
 
 
 def picture(seed, width, height):
@@ -20,3 +23,18 @@ def jpeg(seed, width, height):
     made = io.BytesIO()
     picture(seed, width, height).save(made, "JPEG", quality=75)
     return made.getvalue()
+
+
+def file_of(event):
+    """The bytes of the event's picture file."""
+    data = given(event)
+    return jpeg(event["seed"], event["width"], event["height"]) if data is None else data
+
+
+def opened(data):
+    """The picture in the bytes of a file, in RGB."""
+    try:
+        image = Image.open(io.BytesIO(data))
+    except UnidentifiedImageError:
+        raise ValueError("the %d bytes are not a picture that PIL reads, such as a JPEG or PNG file" % len(data)) from None
+    return image if image.mode == "RGB" else image.convert("RGB")

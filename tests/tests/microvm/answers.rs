@@ -3,7 +3,7 @@
 use std::fs;
 
 use firn_tests::{HELLO, JSON, LIGHT, World, frozen, together};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 #[test]
 fn light_workloads_answer_after_a_thaw() {
@@ -26,6 +26,23 @@ fn light_workloads_answer_after_a_thaw() {
             let ran = world.firn(["invoke", "--time-limit", "60", "thawed", &event]).run();
             assert_eq!(ran.ok(), expected, "{}", function.name);
         }
+    }
+    // Events that bring their input: [1, 2] in base64, and a file of the guest's.
+    let brought = |function: &str, event: &str| {
+        let event = format!(r#"{{"function": "{function}", "event": {event}}}"#);
+        world.firn(["invoke", "--time-limit", "60", "thawed", &event]).run()
+    };
+    let answer = brought("json_serdes", r#"{"base64": "WzEsIDJd"}"#).json();
+    assert_eq!((&answer["records"], &answer["read_bytes"]), (&json!(2), &json!(6)), "{answer}");
+    let answer = brought("compression", r#"{"file": "/etc/hostname"}"#).json();
+    assert_eq!(answer["bytes"], "firn\n".len(), "{answer}");
+    for (event, words) in [
+        (r#"{"file": "/nonesuch"}"#, "/nonesuch"),
+        (r#"{"base64": "*"}"#, "base64"),
+        (r#"{"seed": 1, "file": "/etc/hostname"}"#, "seed and file"),
+        ("{}", "none"),
+    ] {
+        brought("compression", event).function_error(&["ValueError", words]);
     }
 }
 

@@ -69,6 +69,21 @@ fn check(function: &Function, folder: &Path, input: &str, answer: &Value) {
     );
 }
 
+/// An event that brings its own media instead of a seed: input A's video, which the function has
+/// made when it was loaded, or a PNG of 68 bytes.
+fn brought(name: &str) -> Option<Value> {
+    const PNG: &str = "iVBORw0KGgoAAAANSUhEUgAAAAMAAAACCAYAAACddGYaAAAAC0lEQVR4nGNgwAUAABoAAbw84EEAAAAASUVORK5CYII=";
+    match name {
+        "ffmpeg" | "video_processing" => {
+            Some(json!({ "file": "/tmp/video-1-7.avi", "frames": 12 }))
+        }
+        "image" | "image-diff" | "image_rotate" | "recognition" | "cnn_serving" => {
+            Some(json!({ "base64": PNG }))
+        }
+        _ => None,
+    }
+}
+
 /// Serves a function through AWS Lambda's API: publishes it with SnapStart, and thaws it for the
 /// first request.
 #[track_caller]
@@ -98,6 +113,14 @@ fn served(name: &str) {
         check(&function, &folder, input, &reply.body);
         assert_eq!(reply.report()["start"], start, "{reply:?}");
         answered.push(begin.elapsed().as_secs());
+    }
+    if let Some(event) = brought(name) {
+        let body = daemon.invoke(&format!("{name}:1"), &event).body;
+        if event["file"].is_string() {
+            check(&function, &folder, "a", &body);
+        } else {
+            assert_eq!(body["bytes"], 68, "{name}: {body}");
+        }
     }
     println!(
         "{name}: frozen after {} s, answered after {} s and {} s",
