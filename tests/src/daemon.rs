@@ -1,8 +1,10 @@
 //! A running `firn serve`, and its clients.
 
 use std::ffi::OsString;
+use std::fs::Permissions;
 use std::io::{self, Cursor, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -172,20 +174,12 @@ impl Daemon {
     /// Starts a Python program of the tests with the clients from PyPI, configured for this daemon.
     #[track_caller]
     pub fn python(&self, arguments: &[&str]) -> Child {
-        let clients = std::env::var_os("FIRN_CLIENTS").map(PathBuf::from);
-        let clients = clients.unwrap_or_else(|| cache().with_file_name("clients"));
-        assert!(
-            clients.is_dir(),
-            "{} is missing: make it with tests/clients/build.sh",
-            clients.display()
-        );
         let [program, options @ ..] = python() else { panic!("no Python") };
         let mut command = Command::new(program);
         command
             .args(options)
             .args(arguments)
-            .env("PYTHONPATH", clients)
-            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .envs(clients_environment())
             .env("AWS_ACCESS_KEY_ID", self.key[0])
             .env("AWS_SECRET_ACCESS_KEY", self.key[1])
             .env("AWS_DEFAULT_REGION", "us-east-1")
@@ -194,9 +188,6 @@ impl Daemon {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        if let Some(home) = python_home() {
-            command.env("PYTHONHOME", home);
-        }
         command.spawn().unwrap_or_else(|error| panic!("{}: {error}", program.display()))
     }
 }
@@ -260,6 +251,51 @@ pub fn zip_of_files<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>) ->
         zip.write_all(contents).unwrap();
     }
     zip.finish().unwrap().into_inner()
+}
+
+/// The environment of a Python that has the clients from PyPI.
+#[track_caller]
+fn clients_environment() -> Vec<(&'static str, PathBuf)> {
+    let clients = std::env::var_os("FIRN_CLIENTS").map(PathBuf::from);
+    let clients = clients.unwrap_or_else(|| cache().with_file_name("clients"));
+    assert!(
+        clients.is_dir(),
+        "{} is missing: make it with tests/clients/build.sh",
+        clients.display()
+    );
+    let mut variables = vec![("PYTHONPATH", clients), ("PYTHONDONTWRITEBYTECODE", "1".into())];
+    variables.extend(python_home().map(|home| ("PYTHONHOME", home)));
+    variables
+}
+
+/// A shell in the world with the commands `firn`, `python3` and `aws`, without AWS's variables.
+#[track_caller]
+pub fn shell(world: &World, script: &str) -> Command {
+    let folder = world.file("bin");
+    std::fs::create_dir(&folder).unwrap();
+    let words: Vec<_> = python().iter().map(|word| word.to_string_lossy()).collect();
+    let firn = std::env::var("FIRN").unwrap_or_else(|_| "firn".to_owned());
+    let python = words.join(" ");
+    let aws = format!("{python} -m awscli");
+    for (name, command) in [("firn", &firn), ("python3", &python), ("aws", &aws)] {
+        let path = folder.join(name);
+        std::fs::write(&path, format!("#!/bin/sh\nexec {command} \"$@\"\n")).unwrap();
+        std::fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+    }
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut shell = Command::new("sh");
+    let aws = std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("AWS_"));
+    for (name, _) in aws {
+        shell.env_remove(name);
+    }
+    shell
+        .args(["-ec", script])
+        .envs(clients_environment())
+        .env("PATH", format!("{}:{path}", folder.display()))
+        .env("FIRN_RUN_DIR", world.run_directory())
+        .env("AWS_PAGER", "")
+        .current_dir(world.work());
+    shell
 }
 
 /// The guests' root file system. The lab mounts it, because the lab has no Python.

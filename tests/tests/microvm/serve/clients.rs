@@ -1,9 +1,10 @@
 //! boto3 and the aws command, with `awslambdaric` in the guest. Meanwhile the tests check the
 //! daemon's status, metrics and traces.
 
+use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use firn_tests::{Collector, Daemon, World, zip_of};
+use firn_tests::{Collector, Daemon, HELLO, World, shell, zip_of};
 use memchr::memmem;
 use serde_json::{Value, json};
 
@@ -35,6 +36,32 @@ register_after_restore(lambda: seen.append(secret()))
 def handler(event, context):
     return [event, *seen, secret()]
 ";
+
+const PAGE: &str = include_str!("../../../../docs/start/serve.md");
+
+/// The commands of the page in order.
+#[test]
+fn the_start_page_reaches_its_answers() {
+    let world = World::default();
+    let function = HELLO.write(&world.file("guest/functions"));
+    std::fs::write(function.join("input-a.json"), HELLO.input_a).unwrap();
+    // The daemon's state is in a cache of the test's own.
+    let cache = world.file("cache");
+    std::fs::create_dir(&cache).unwrap();
+    symlink(firn_tests::cache(), cache.join("guest")).unwrap();
+    let blocks = PAGE.split("```").filter_map(|block| block.strip_prefix("sh\n"));
+    let commands = blocks.collect::<String>();
+    let script = format!("{commands}kill $!\nwait $!\n");
+    let mut shell = shell(&world, &script);
+    let output = shell.env("FIRN_CACHE", &cache).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{stdout}{stderr}");
+    let answers = stdout.matches(HELLO.expected_a.trim()).count();
+    assert_eq!(answers, 2, "{stdout}{stderr}");
+    let starts = ["cold", "thawed"].map(|start| stderr.matches(start).count());
+    assert!(starts.iter().all(|count| *count > 0), "{stderr}");
+}
 
 const BOTO: &str = include_str!("../../../clients/boto.py");
 
@@ -191,7 +218,7 @@ fn holds(folder: &Path, text: &str) -> bool {
 fn watch(world: &World, daemon: &Daemon) {
     let credentials = world.credentials();
     let top = |format: &str, credentials: &[&str]| {
-        let top = world.firn(["top", format, "--endpoint", &daemon.endpoint()]);
+        let top = world.firn(["top", "--once", format, "--endpoint", &daemon.endpoint()]);
         top.args(credentials).run()
     };
     let signed = ["--credentials", &credentials.display().to_string()];
@@ -199,10 +226,10 @@ fn watch(world: &World, daemon: &Daemon) {
     assert_eq!(json["monitors"]["limit"], 3, "{json}");
     let named = json["versions"].as_array().unwrap().iter().find(|v| v["function"] == "by-aws");
     assert_eq!(named.unwrap()["thawed"], 1, "{json}");
-    let table = top("--once", &signed);
+    let table = top("--interval=1", &signed);
     let text = table.ok();
     assert!(text.contains("by-aws") && text.contains("standby monitors"), "{text}");
-    top("--once", &[]).refused(&["403", "--credentials"]);
+    top("--interval=1", &[]).refused(&["403", "--credentials"]);
 }
 
 /// One function, with the aws command only.
