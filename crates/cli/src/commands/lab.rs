@@ -189,3 +189,7 @@ pub(crate) fn run_command(config: &RunConfig) -> Result<ExitCode, LabError> {
     }
     Ok(ExitCode::from(outcome.exit_code))
 }
+
+#[cfg(test)]
+#[path = "lab_tests.rs"]
+mod tests;
