@@ -191,5 +191,6 @@ listed = client.get_paginator("list_versions_by_function").paginate(FunctionName
 seen["versions"] = [version["Version"] for page in listed for version in page["Versions"]]
 seen["functions"] = "greeter" in [function["FunctionName"] for function in client.list_functions()["Functions"]]
 client.delete_function(FunctionName="greeter")
+client.delete_layer_version(LayerName="two", VersionNumber=1)
 seen["gone"] = code_of(client.get_function, FunctionName="greeter")
 print(json.dumps(seen))
