@@ -254,11 +254,11 @@ struct Answer {
 
 /// The response that a function's answer describes. `None` if it is not valid.
 fn response(json: &str) -> Option<Response> {
-    let is_described = serde_json::from_str::<Value>(json).ok()?.get("statusCode").is_some();
-    if !is_described {
+    let parsed: Value = serde_json::from_str(json).ok()?;
+    if parsed.get("statusCode").is_none() {
         return Some(([(CONTENT_TYPE, "application/json")], json.to_owned()).into_response());
     }
-    let answer: Answer = serde_json::from_str(json).ok()?;
+    let answer: Answer = serde_json::from_value(parsed).ok()?;
     let body = answer.body.unwrap_or_default();
     let body = match answer.is_base64_encoded {
         true => STANDARD.decode(body).ok()?,

@@ -76,10 +76,10 @@ pub(super) async fn list(
 pub(super) async fn delete(
     Qualified { lambda, target, .. }: Qualified,
 ) -> Result<impl IntoResponse, ApiError> {
-    let found = lambda.control.event_settings(&target).await.map_err(lambda.error())?;
-    found.ok_or_else(|| missing(&lambda, &target))?;
-    lambda.control.set_event_settings(&target, |_| None).await.map_err(lambda.error())?;
-    Ok(StatusCode::NO_CONTENT)
+    match lambda.control.delete_event_settings(&target).await.map_err(lambda.error())? {
+        true => Ok(StatusCode::NO_CONTENT),
+        false => Err(missing(&lambda, &target)),
+    }
 }
 
 fn read(body: &[u8]) -> Result<EventSettings, ApiError> {

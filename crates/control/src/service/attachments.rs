@@ -111,6 +111,17 @@ impl Control {
         .await
     }
 
+    /// Removes the settings of events. Returns whether there were any.
+    ///
+    /// # Errors
+    /// See [`AttachmentError`].
+    pub async fn delete_event_settings(
+        self: &Arc<Self>,
+        target: &Target,
+    ) -> Result<bool, AttachmentError> {
+        self.change_attachments(target, |attachments| Ok(attachments.events.take().is_some())).await
+    }
+
     /// What is attached to a function, version or alias.
     pub(super) async fn attachments(
         self: &Arc<Self>,

@@ -105,7 +105,9 @@ impl Control {
             let Some((name, qualifier)) = control.store.url(&id)? else { return Ok(None) };
             let attachments = control.store.attachments(&name, &qualifier)?;
             let qualifier = Some(qualifier.as_str()).filter(|qualifier| *qualifier != LATEST);
-            let (Some(url), Ok(target)) = (attachments.url, Target::new(&name, qualifier)) else {
+            // The URL may have been deleted since, and another one created in its place.
+            let url = attachments.url.filter(|url| url.id == id);
+            let (Some(url), Ok(target)) = (url, Target::new(&name, qualifier)) else {
                 return Ok(None);
             };
             let public = attachments.permissions.iter().any(Permission::is_public_url);
@@ -114,3 +116,7 @@ impl Control {
         .await
     }
 }
+
+#[cfg(test)]
+#[path = "urls_tests.rs"]
+mod tests;
