@@ -182,6 +182,12 @@ def event_invoke_configs(name):
     read = lambda: client.get_function_event_invoke_config(FunctionName=name)
     client.put_function_event_invoke_config(FunctionName=name, MaximumRetryAttempts=0, MaximumEventAgeInSeconds=60, DestinationConfig=empty)
     has(read(), {"MaximumRetryAttempts": 0, "MaximumEventAgeInSeconds": 60, "DestinationConfig": empty})
+    function("to")
+    to = {"Destination": client.get_function_configuration(FunctionName="to")["FunctionArn"]}
+    destinations = {"OnFailure": to, "OnSuccess": {}}
+    client.put_function_event_invoke_config(FunctionName=name, DestinationConfig=destinations)
+    has(read(), {"DestinationConfig": destinations})
+    client.delete_function(FunctionName="to")
     client.put_function_event_invoke_config(FunctionName=name, MaximumRetryAttempts=2, DestinationConfig=empty)
     found = has(read(), {"MaximumRetryAttempts": 2})
     assert "MaximumEventAgeInSeconds" not in found and found["LastModified"].year > 2000

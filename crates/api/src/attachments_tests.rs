@@ -201,10 +201,6 @@ async fn settings_of_events_are_put_changed_and_deleted() {
         (json!({ "MaximumRetryAttempts": 3 }), "ValidationException"),
         (json!({ "MaximumEventAgeInSeconds": 59 }), "ValidationException"),
         (json!({ "MaximumEventAgeInSeconds": 21_601 }), "ValidationException"),
-        (
-            json!({ "DestinationConfig": { "OnFailure": { "Destination": "arn:aws:sqs:q" } } }),
-            "InvalidParameterValueException",
-        ),
     ] {
         client.ask("PUT", path, &document).await.refused(400, kind);
     }
@@ -215,6 +211,49 @@ async fn settings_of_events_are_put_changed_and_deleted() {
     client.ask("DELETE", &format!("{aliases}/live"), &Value::Null).await.ok(204);
     client.ask("POST", &aliases, &live).await.ok(201);
     client.get(&on("live")).await.refused(404, "ResourceNotFoundException");
+}
+
+#[tokio::test]
+async fn events_have_functions_as_destinations() {
+    let world = World::new();
+    let client = world.start().await;
+    for name in ["f", "g"] {
+        client.created(name).await;
+    }
+    let path = "/2019-09-25/functions/f/event-invoke-config";
+    let other = ARN.replace("function:f", "function:g");
+    let config = |success: Value, failure: Value| json!({ "DestinationConfig": { "OnSuccess": success, "OnFailure": failure } });
+    let to = |arn: &str| json!({ "Destination": arn });
+    let both = config(to(&other), to(&format!("{other}:$LATEST")));
+    let put = client.ask("PUT", path, &both).await.ok(200);
+    assert_eq!(put["DestinationConfig"], both["DestinationConfig"]);
+    assert_eq!(client.get(path).await.ok(200), put);
+    // A change without destinations keeps them, and one with destinations replaces both.
+    let update = json!({ "MaximumRetryAttempts": 1 });
+    let updated = client.ask("POST", path, &update).await.ok(200);
+    assert_eq!(updated["DestinationConfig"], both["DestinationConfig"]);
+    let one = config(to(&other), json!({}));
+    let updated = client.ask("POST", path, &one).await.ok(200);
+    assert_eq!(updated["DestinationConfig"], one["DestinationConfig"]);
+    assert_eq!(updated["MaximumRetryAttempts"], 1);
+    for (arn, text) in [
+        ("arn:aws:sqs:eu-north-1:123456789012:q", "only functions of this daemon"),
+        ("arn:aws:sns:eu-north-1:123456789012:t", "only functions of this daemon"),
+        ("arn:aws:s3:::bucket", "only functions of this daemon"),
+        ("arn:aws:events:eu-north-1:123456789012:event-bus/b", "only functions of this daemon"),
+        (&*format!("{other}2"), "is invalid."),
+        (&*format!("{other}:9"), "is invalid."),
+        (ARN, "as a destination for itself"),
+    ] {
+        for config in [config(to(arn), json!({})), config(json!({}), to(arn))] {
+            let refused = client.ask("PUT", path, &config).await;
+            let message = refused.refused(400, "InvalidParameterValueException");
+            assert!(message.contains(text), "{arn}: {message}");
+        }
+    }
+    assert_eq!(client.get(path).await.ok(200)["DestinationConfig"], one["DestinationConfig"]);
+    let put = client.ask("PUT", path, &json!({})).await.ok(200);
+    assert_eq!(put["DestinationConfig"], json!({ "OnSuccess": {}, "OnFailure": {} }));
 }
 
 #[tokio::test]

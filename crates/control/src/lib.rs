@@ -21,10 +21,10 @@ mod telemetry;
 
 pub use blocking::TaskFailed;
 pub use functions::{
-    Alias, Code, CodeError, ConfigurationChange, ConfigurationError, Cors, EventSettings, Field,
-    FunctionUrl, ImageError, ImageFiles, LATEST, LayerAbout, LayerName, LayerVersion,
-    MAX_ENVIRONMENT, MAX_UNPACKED, MAX_ZIP, NameError, Permission, RolesError, Runtime, Target,
-    UsedLayer, Version, VersionState,
+    Alias, Code, CodeError, ConfigurationChange, ConfigurationError, Cors, Destination,
+    EventSettings, Field, FunctionUrl, ImageError, ImageFiles, LATEST, LayerAbout, LayerName,
+    LayerVersion, MAX_ENVIRONMENT, MAX_UNPACKED, MAX_ZIP, NameError, Permission, RolesError,
+    Runtime, Target, UsedLayer, Version, VersionState,
 };
 pub use instances::{
     AcquireError, BootFiles, DaemonStatus, InvocationReport, InvokeFailure, Invoked, Latency,

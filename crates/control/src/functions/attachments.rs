@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::Target;
+
 /// What is attached to `$LATEST` (which stands for the function), a version or an alias, in the
 /// form in which the database stores it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,8 +41,8 @@ pub struct Permission {
     pub conditions: Vec<(String, String, String)>,
 }
 
-/// How the events of a function are retried; `None` is the default.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// How the events of a function are retried, and where they go; `None` is the default.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventSettings {
     /// How often an event is retried after an error of the function.
     pub retries: Option<u32>,
@@ -48,6 +50,21 @@ pub struct EventSettings {
     pub max_age: Option<u32>,
     /// When the settings were made, seconds since 1970.
     pub modified: u64,
+    /// What gets the records of events that were served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_success: Option<Destination>,
+    /// What gets the records of events that were given up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_failure: Option<Destination>,
+}
+
+/// A function that gets the records of another one's events.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Destination {
+    /// The function, version or alias.
+    pub target: Target,
+    /// Its ARN, as the settings name it.
+    pub arn: String,
 }
 
 impl Permission {

@@ -12,7 +12,7 @@ pub(crate) mod testing;
 mod version;
 
 pub(crate) use attachments::Attachments;
-pub use attachments::{Cors, EventSettings, FunctionUrl, Permission};
+pub use attachments::{Cors, Destination, EventSettings, FunctionUrl, Permission};
 pub use code::{CodeError, MAX_UNPACKED, MAX_ZIP};
 pub(crate) use code::{CodeStore, is_code_file};
 pub use configuration::{ConfigurationChange, ConfigurationError, Field, MAX_ENVIRONMENT};

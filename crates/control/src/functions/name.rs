@@ -70,6 +70,12 @@ impl Target {
         Self { tenant, ..self }
     }
 
+    /// Another target, on behalf of the tenant of this one.
+    #[must_use]
+    pub fn of_same_tenant(&self, other: Self) -> Self {
+        other.of_tenant(self.tenant.clone())
+    }
+
     /// The tenant.
     pub(crate) fn tenant(&self) -> Option<&str> {
         self.tenant.as_deref()

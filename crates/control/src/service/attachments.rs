@@ -105,8 +105,8 @@ impl Control {
         work: impl FnOnce(Option<EventSettings>) -> Option<EventSettings> + Send + 'static,
     ) -> Result<Option<EventSettings>, AttachmentError> {
         self.change_attachments(target, |attachments| {
-            attachments.events = work(attachments.events);
-            Ok(attachments.events)
+            attachments.events = work(attachments.events.take());
+            Ok(attachments.events.clone())
         })
         .await
     }

@@ -46,6 +46,7 @@ pub(super) struct Events {
 pub(super) struct Event {
     target: Target,
     accepted_ms: u64,
+    hops: u32,
     /// Without the event itself if that is long.
     invocation: Invocation,
     path: PathBuf,
@@ -62,6 +63,9 @@ struct Stored {
     /// When it was accepted, ms since 1970.
     accepted_ms: u64,
     invocation: Invocation,
+    /// How many events came before it, each from the record of the one before.
+    #[serde(default)]
+    hops: u32,
 }
 
 /// An event in memory.
@@ -135,9 +139,20 @@ impl Events {
         self.event(stored, path, [place, bytes].into_iter().flatten().collect())
     }
 
-    /// Accepts an event: once this returns, only [`Event::done`] ends it.
+    /// Accepts an event of a client. See [`Events::accept_after`].
     pub(super) async fn accept(
         &self,
+        target: Target,
+        invocation: Invocation,
+    ) -> Result<Event, EventRefused> {
+        self.accept_after(0, target, invocation).await
+    }
+
+    /// Accepts an event that follows `hops` others: once this returns, only [`Event::done`] ends
+    /// it.
+    pub(super) async fn accept_after(
+        &self,
+        hops: u32,
         target: Target,
         invocation: Invocation,
     ) -> Result<Event, EventRefused> {
@@ -147,7 +162,8 @@ impl Events {
         let bytes = Arc::clone(&self.accepted).try_acquire_many_owned(units).map_err(too_many)?;
         let since = UNIX_EPOCH.elapsed().unwrap_or_default();
         let accepted_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
-        let (stored, folder) = (Stored { target, accepted_ms, invocation }, self.folder.clone());
+        let (stored, folder) =
+            (Stored { target, accepted_ms, invocation, hops }, self.folder.clone());
         let (stored, path) = blocking(move || {
             let path = write(&stored, &folder).map_err(EventRefused::Store)?;
             Ok::<_, EventRefused>((stored, path))
@@ -157,14 +173,14 @@ impl Events {
     }
 
     fn event(&self, stored: Stored, path: PathBuf, permits: Vec<OwnedSemaphorePermit>) -> Event {
-        let Stored { target, accepted_ms, mut invocation } = stored;
+        let Stored { target, accepted_ms, mut invocation, hops } = stored;
         let mut units = 0;
         if invocation.event().len() > MAX_KEPT {
             units = units_of(&invocation);
             invocation.forget_event();
         }
         let loaded = Arc::clone(&self.loaded);
-        Event { target, accepted_ms, invocation, path, units, loaded, _permits: permits }
+        Event { target, accepted_ms, hops, invocation, path, units, loaded, _permits: permits }
     }
 }
 
@@ -196,6 +212,18 @@ impl Event {
 
     pub(super) fn request_id(&self) -> &str {
         self.invocation.request_id()
+    }
+
+    /// How many events came before it.
+    pub(super) fn hops(&self) -> u32 {
+        self.hops
+    }
+
+    /// The same, accepted earlier.
+    #[cfg(test)]
+    pub(super) fn aged(mut self, age: Duration) -> Self {
+        self.accepted_ms -= u64::try_from(age.as_millis()).unwrap();
+        self
     }
 
     /// How long ago it was accepted, by the wall clock.

@@ -98,7 +98,7 @@ async fn an_event_older_than_the_settings_of_its_function_is_dropped() {
         let since = UNIX_EPOCH.elapsed().unwrap() - Duration::from_secs(61);
         let accepted_ms = u64::try_from(since.as_millis()).unwrap();
         let target = Target::new(name, None).unwrap();
-        write(&Stored { target, accepted_ms, invocation }, &stored).unwrap();
+        write(&Stored { target, accepted_ms, invocation, hops: 0 }, &stored).unwrap();
     }
     control.recover_events().unwrap();
     let tried = |name: &str| control.metrics().contains(&format!("function=\"{name}\""));

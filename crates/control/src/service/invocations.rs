@@ -8,6 +8,7 @@ use firn_run::Invocation;
 use uuid::Uuid;
 
 use super::backoff::Backoff;
+use super::destinations::{Condition, Ended as EventEnded, Response};
 use super::errors::{EventRefused, FindError, PrepareError};
 use super::events::Event;
 use super::{Control, Found, Hold};
@@ -137,7 +138,7 @@ impl Control {
         Ok(())
     }
 
-    fn spawn_event(self: &Arc<Self>, event: Event, trace: TraceContext) {
+    pub(super) fn spawn_event(self: &Arc<Self>, event: Event, trace: TraceContext) {
         let control = Arc::clone(self);
         tokio::spawn(async move {
             if control.serve_event(&event, &trace).await {
@@ -147,11 +148,11 @@ impl Control {
     }
 
     /// Returns whether the event was served or given up. Otherwise the next daemon serves it.
-    async fn serve_event(self: &Arc<Self>, event: &Event, trace: &TraceContext) -> bool {
+    pub(super) async fn serve_event(self: &Arc<Self>, event: &Event, trace: &TraceContext) -> bool {
         let target = event.target();
         let now = Instant::now();
         let mut backoff = Backoff::since(now.checked_sub(event.age()).unwrap_or(now));
-        let mut failures = 0;
+        let (mut failures, mut attempts, mut response) = (0, 0, None);
         loop {
             // The function can change between attempts.
             let found = match self.route(target).await {
@@ -171,8 +172,12 @@ impl Control {
                     request_id = event.request_id(),
                     "dropped an event that is too old"
                 );
+                let condition = Condition::EventAgeExceeded;
+                let ended = EventEnded { condition, attempts, response };
+                self.deliver(event, settings.on_failure.as_ref(), &ended).await;
                 return true;
             }
+            let version = found.version.version.clone();
             let invoked = match event.load().await {
                 Ok(loaded) => self.serve(found, loaded.invocation(), Instant::now(), trace).await,
                 Err(error) => {
@@ -186,13 +191,35 @@ impl Control {
                     return false;
                 }
             };
+            attempts += 1;
+            let retries = settings.retries.unwrap_or(RETRIES);
+            let failed =
+                |payload| Some(Response { version: version.clone(), failed: true, payload });
             let wait = match invoked.outcome {
-                Ok(Ok(_)) => return true,
+                Ok(Ok(answer)) => {
+                    let (condition, payload) = (Condition::Success, answer.json);
+                    let response = Some(Response { version, failed: false, payload });
+                    let ended = EventEnded { condition, attempts, response };
+                    self.deliver(event, settings.on_success.as_ref(), &ended).await;
+                    return true;
+                }
                 Err(_) if self.fleet.is_closed() => return false,
-                Err(error) if error.is_transient() => backoff.next(),
-                _ => {
+                Err(error) if error.is_transient() => {
+                    // A request that got no microVM did not invoke the function.
+                    attempts -= u32::from(error.is_throttling());
+                    backoff.next()
+                }
+                outcome => {
                     failures += 1;
-                    let retries = settings.retries.unwrap_or(RETRIES);
+                    response = failed(match outcome {
+                        Ok(Err(of_function)) => {
+                            serde_json::to_string(&of_function.error).unwrap_or_default()
+                        }
+                        outcome => {
+                            let reason = outcome.err().map(|error| error.to_string());
+                            serde_json::json!({ "errorMessage": reason }).to_string()
+                        }
+                    });
                     backoff.allows(self.event_pause * failures).filter(|_| failures <= retries)
                 }
             };
@@ -202,6 +229,12 @@ impl Control {
                     request_id = event.request_id(),
                     "dropped an event after its last retry"
                 );
+                let condition = match failures > retries {
+                    true => Condition::RetriesExhausted,
+                    false => Condition::EventAgeExceeded,
+                };
+                let ended = EventEnded { condition, attempts, response };
+                self.deliver(event, settings.on_failure.as_ref(), &ended).await;
                 return true;
             };
             tokio::time::sleep(wait).await;

@@ -4,6 +4,7 @@ mod account;
 mod aliases;
 mod attachments;
 mod backoff;
+mod destinations;
 mod errors;
 mod events;
 mod functions;

@@ -122,6 +122,12 @@ impl Invocation {
         Self { function_arn, ..self }
     }
 
+    /// The ARN by which the function was invoked.
+    #[must_use]
+    pub fn function_arn(&self) -> Option<&str> {
+        self.function_arn.as_deref()
+    }
+
     /// Gives the function a client context, which is JSON.
     #[must_use]
     pub fn with_client_context(self, client_context: Option<String>) -> Self {
