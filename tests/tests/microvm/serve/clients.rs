@@ -142,6 +142,21 @@ fn boto3_and_the_aws_command_work_unmodified() {
     assert_eq!(next["body"]["count"], 1, "{next}");
     assert_eq!((&seen["dry"]["status"], &seen["event"]["status"]), (&json!(204), &json!(202)));
     assert_eq!(seen["attempts"], json!([1, 2, 3]), "a failed event is retried twice");
+    let ended: Vec<_> = ["Success", "RetriesExhausted"]
+        .iter()
+        .map(|condition| {
+            let records = seen["records"].as_array().unwrap();
+            let found =
+                records.iter().find(|record| record["requestContext"]["condition"] == *condition);
+            found.unwrap_or_else(|| panic!("{condition}: {records:?}"))
+        })
+        .collect();
+    assert_eq!(ended[0]["requestPayload"], json!({ "name": "Cy" }));
+    assert_eq!(ended[0]["responsePayload"]["greeting"], "Hi, Cy?");
+    assert_eq!(ended[1]["requestContext"]["functionArn"], arn);
+    assert_eq!(ended[1]["requestContext"]["approximateInvokeCount"], 3);
+    assert_eq!(ended[1]["responseContext"]["functionError"], "Unhandled");
+    assert_eq!(ended[1]["responsePayload"]["errorType"], "RuntimeError");
     assert_eq!(seen["once"], json!([1, 2, 3, 4]), "and as often as its settings say");
     assert_eq!(seen["url"], json!([201, true, "/a/path"]));
     for all in ["right", "randoms", "requests"] {
