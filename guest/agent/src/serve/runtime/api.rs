@@ -103,6 +103,15 @@ struct Connection {
     event: OwnedFd,
 }
 
+impl Connection {
+    /// Fails if the runtime was ended. In that case no process waits for the response.
+    fn send(&self, call: Call) {
+        if self.calls.send(call).is_ok() {
+            let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+        }
+    }
+}
+
 /// The calls of one runtime.
 #[derive(Debug)]
 pub(super) struct Calls {
@@ -158,12 +167,10 @@ impl RuntimeApi {
 impl Calls {
     /// The next call, if any.
     pub(super) fn take(&self) -> Option<Call> {
-        let call = self.calls.try_recv().ok();
-        if call.is_none() {
-            // Fails if no call arrived since.
-            let _ = rustix::io::read(&self.event, &mut [0; 8]);
-        }
-        call
+        // Read before the queue is: a call that arrives between the two is taken now, or the
+        // descriptor is readable. Fails if no call arrived since.
+        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        self.calls.try_recv().ok()
     }
 
     /// A descriptor that is readable if a call arrived since [`Calls::take`] returned none.
@@ -193,10 +200,7 @@ fn forward(mut request: Request, runtime: &Mutex<Option<Connection>>) {
     };
     let runtime = runtime.lock();
     let Some(connection) = &*runtime else { return };
-    // Fails if the runtime was ended. In that case no process waits for the response.
-    if connection.calls.send(Call { kind, request }).is_ok() {
-        let _ = rustix::io::write(&connection.event, &1_u64.to_ne_bytes());
-    }
+    connection.send(Call { kind, request });
 }
 
 /// Decodes a request; `None` if the API has no such call.
@@ -242,3 +246,7 @@ fn respond(request: Request, status: u16, body: &str) {
     // If the runtime has exited, waiting for it detects that.
     let _ = request.respond(Response::from_string(body).with_status_code(status));
 }
+
+#[cfg(test)]
+#[path = "api_tests.rs"]
+mod tests;
