@@ -166,9 +166,26 @@ client.update_alias(FunctionName="greeter", Name="live", FunctionVersion=second[
 seen["second"] = invoke({"name": "Ada"}, Qualifier="live", LogType="Tail")
 client.put_function_concurrency(FunctionName="greeter", ReservedConcurrentExecutions=1)
 # The records of both events go to a function that keeps them in memory, in one microVM.
-witness = "records = []\n\n\ndef handler(event, context):\n    if 'requestContext' in event:\n        records.append(event)\n    return records\n"
-witness = client.create_function(FunctionName="witness", Runtime="python3.11", Handler="handler.handler", Role=role, Timeout=10, Code={"ZipFile": archive(witness)})
+witness = """
+import os
+
+records = []
+
+
+def handler(event, context):
+    if 'requestContext' in event:
+        records.append(event)
+    return [os.environ["AWS_LAMBDA_INITIALIZATION_TYPE"], records]
+"""
+witness = client.create_function(FunctionName="witness", Runtime="python3.11", Handler="handler.handler", Role=role, Timeout=10, Code={"ZipFile": archive(witness)}, Publish=True)
 client.put_function_concurrency(FunctionName="witness", ReservedConcurrentExecutions=1)
+provisioned = {"FunctionName": "witness", "Qualifier": witness["Version"]}
+client.put_provisioned_concurrency_config(**provisioned, ProvisionedConcurrentExecutions=1)
+deadline = time.time() + 120
+while seen.get("provisioned", {}).get("Status") != "READY" and time.time() < deadline:
+    time.sleep(0.5)
+    seen["provisioned"] = client.get_provisioned_concurrency_config(**provisioned)
+    del seen["provisioned"]["ResponseMetadata"]
 to = {"Destination": witness["FunctionArn"]}
 client.put_function_event_invoke_config(FunctionName="greeter", Qualifier="live", DestinationConfig={"OnSuccess": to, "OnFailure": to})
 invoke({"name": "Cy"}, Qualifier="live", InvocationType="Event")
@@ -184,7 +201,7 @@ deadline = time.time() + 120
 while len(seen.get("records", [])) < 2 and time.time() < deadline:
     time.sleep(0.5)
     try:
-        seen["records"] = json.loads(client.invoke(FunctionName="witness", Payload="{}")["Payload"].read())
+        seen["initialised"], seen["records"] = json.loads(client.invoke(**provisioned, Payload="{}")["Payload"].read())
     except client.exceptions.TooManyRequestsException:
         pass  # A record is being delivered.
 client.delete_function(FunctionName="witness")

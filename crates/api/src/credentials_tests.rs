@@ -4,7 +4,8 @@ use super::*;
 fn sections_are_tenants_with_quotas() {
     let text = "aws_access_key_id = A\naws_secret_access_key = a\n\
         [ shop ]\naws_access_key_id=B\naws_secret_access_key=b\n\
-        firn_planners = firn, pass_shared\nfirn_functions = 5\nfirn_versions = 10\nfirn_code=1G\nfirn_snapshots = 20G\n\
+        firn_planners = firn, pass_shared\nfirn_functions = 5\nfirn_versions = 10\nfirn_code=1G\n\
+        firn_snapshots = 20G\nfirn_provisioned = 4\n\
         [shop]\naws_access_key_id = C\naws_secret_access_key = c\n[idle]\nregion = x\n";
     let found = Credentials::parse(text).unwrap();
     let tenant = |key| found.key(key).unwrap().tenant.as_str();
@@ -15,6 +16,7 @@ fn sections_are_tenants_with_quotas() {
         versions: Some(10),
         code: Some(1 << 30),
         snapshots: Some(20 << 30),
+        provisioned: Some(4),
     };
     assert_eq!(found.tenants(), &BTreeMap::from([("shop".to_owned(), quotas)]));
 }

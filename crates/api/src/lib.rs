@@ -18,6 +18,8 @@ mod lambda;
 mod layers_tests;
 mod monitoring;
 mod otlp;
+#[cfg(test)]
+mod provisioned_tests;
 mod serve;
 mod server;
 mod sigv4;

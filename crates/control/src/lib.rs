@@ -34,8 +34,8 @@ pub use service::{
     Account, AliasChange, AliasError, AttachmentError, ChangeError, Claim, CodeChange, Control,
     ControlOptions, DeleteError, EventRefused, FindError, Found, Hold, InvalidTag,
     InvocationRequest, LayerTarget, MAX_PERMISSIONS, NewFunction, NewLayer, NotFound, OpenError,
-    PrepareError, Prepared, PublishError, PublishRequest, QuotaError, Quotas, RevisionMismatch,
-    Tenants, UrlRequest,
+    PrepareError, Prepared, ProvisionedError, ProvisionedStatus, PublishError, PublishRequest,
+    QuotaError, Quotas, RevisionMismatch, Tenants, UrlRequest,
 };
 pub use store::StoreError;
 pub use telemetry::{Telemetry, TraceContext};

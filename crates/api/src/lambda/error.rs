@@ -8,8 +8,8 @@ use firn_agent::protocol::MAX_EVENT_BYTES;
 use firn_control::{
     AcquireError, AliasError, AttachmentError, ChangeError, CodeError, ConfigurationError,
     DeleteError, EventRefused, Field, FindError, InvalidTag, InvokeFailure, LaunchError,
-    LoadFailure, MAX_ENVIRONMENT, MAX_UNPACKED, NotFound, PrepareError, PublishError, QuotaError,
-    RevisionMismatch, StoreError, TaskFailed,
+    LoadFailure, MAX_ENVIRONMENT, MAX_UNPACKED, NotFound, PrepareError, ProvisionedError,
+    PublishError, QuotaError, RevisionMismatch, StoreError, TaskFailed,
 };
 use firn_run::EventError;
 use serde_json::json;
@@ -123,6 +123,13 @@ impl ApiError {
     /// Something of a function does not exist.
     pub(super) fn missing(message: String) -> Self {
         Self::new(StatusCode::NOT_FOUND, "ResourceNotFoundException", message)
+    }
+
+    /// A version or alias has no provisioned concurrency.
+    pub(super) fn not_provisioned() -> Self {
+        let kind = "ProvisionedConcurrencyConfigNotFoundException";
+        let message = "No Provisioned Concurrency Config found for this function";
+        Self::new(StatusCode::NOT_FOUND, kind, message)
     }
 
     /// The version of a layer does not exist.
@@ -293,6 +300,7 @@ impl Translate for AliasError {
                 ApiError::conflict(format!("Alias already exists: {}", scope.arn_of(&target)))
             }
             Self::Weights(_) => ApiError::invalid(format!("RoutingConfig: {self}")),
+            Self::Provisioned(error) => error.into(),
             Self::NoVersion => ApiError::validation("FunctionVersion must not be null"),
             Self::Revision(error) => error.into(),
             Self::Store(error) => error.into(),
@@ -325,9 +333,24 @@ impl Translate for AttachmentError {
                 ApiError::new(StatusCode::BAD_REQUEST, kind, self.to_string())
             }
             Self::Latest | Self::Qualified => ApiError::invalid(self.to_string()),
+            Self::Provisioned(error) => error.into(),
             Self::Revision(error) => error.into(),
             Self::Store(error) => error.into(),
             Self::Task(error) => error.into(),
+        }
+    }
+}
+
+impl From<ProvisionedError> for ApiError {
+    fn from(error: ProvisionedError) -> Self {
+        match error {
+            ProvisionedError::Twice { .. } => Self::conflict(error.to_string()),
+            ProvisionedError::Quota(error) => error.into(),
+            ProvisionedError::Unpublished
+            | ProvisionedError::Weights(_)
+            | ProvisionedError::SnapStart(_)
+            | ProvisionedError::OverReserved { .. }
+            | ProvisionedError::OverMonitors { .. } => Self::invalid(error.to_string()),
         }
     }
 }
@@ -370,6 +393,7 @@ impl From<QuotaError> for ApiError {
         let (status, kind) = match error {
             QuotaError::Code { .. } => (StatusCode::BAD_REQUEST, "CodeStorageExceededException"),
             QuotaError::Functions { .. }
+            | QuotaError::Provisioned { .. }
             | QuotaError::Versions { .. }
             | QuotaError::Snapshots { .. } => {
                 (StatusCode::PAYMENT_REQUIRED, "ServiceQuotaExceededException")

@@ -20,6 +20,7 @@ pub(super) struct Query {
     pub(super) marker: Option<String>,
     pub(super) max_items: Option<usize>,
     pub(super) revision_id: Option<String>,
+    pub(super) list: Option<String>,
 }
 
 /// A function, or the version or alias in the query.

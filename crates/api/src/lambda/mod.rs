@@ -21,6 +21,7 @@ mod once;
 mod operations;
 mod pages;
 mod permissions;
+mod provisioned;
 mod settings;
 mod tags;
 mod urls;
@@ -91,6 +92,10 @@ pub(crate) fn routes(lambda: Lambda) -> Router {
             get(events::get).put(events::put).post(events::update).delete(events::delete),
         )
         .route("/2019-09-25/functions/{name}/event-invoke-config/list", get(events::list))
+        .route(
+            "/2019-09-30/functions/{name}/provisioned-concurrency",
+            get(provisioned::get).put(provisioned::put).delete(provisioned::delete),
+        )
         .route("/2020-06-30/functions/{name}/code-signing-config", get(account::code_signing))
         .route(
             "/2021-10-31/functions/{name}/url",

@@ -15,9 +15,10 @@ const MAX_ITEMS: usize = 10_000;
 /// A page, and the marker of the next page, if there is one.
 pub(super) type Page<T> = (Vec<T>, Option<String>);
 
-/// One page of a list, whose entries are in the order of their keys: those after the query's
-/// marker, which is the key of an entry that may have been deleted since.
-pub(super) fn page<T>(items: Vec<(String, T)>, query: &Query) -> Result<Page<T>, ApiError> {
+/// One page of a list, in the order of the entries' keys: those after the query's marker, which is
+/// the key of an entry that may have been deleted since.
+pub(super) fn page<T>(mut items: Vec<(String, T)>, query: &Query) -> Result<Page<T>, ApiError> {
+    items.sort_by(|(one, _), (other, _)| rank(one).cmp(&rank(other)));
     let skip = match query.marker.as_deref().unwrap_or_default() {
         "" => 0,
         marker => {
@@ -45,7 +46,8 @@ fn decode(marker: &str) -> Option<String> {
     key.chars().all(plain).then_some(key)
 }
 
-/// The order of `FUNCTION:VERSION`, of versions, where `$LATEST` is the first, and of aliases.
+/// The order of `FUNCTION:VERSION`, of versions, where `$LATEST` is the first, and of aliases,
+/// which come before the numbers.
 fn rank(key: &str) -> (&str, u64, &str) {
     let (function, name) = key.rsplit_once(':').unwrap_or(("", key));
     (function, name.parse().unwrap_or_default(), name)

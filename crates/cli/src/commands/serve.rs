@@ -151,6 +151,9 @@ pub(crate) struct ServeArgs {
     /// Limit of the snapshots of each tenant
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     quota_snapshots: Option<u64>,
+    /// Limit of the provisioned microVMs of each tenant
+    #[arg(long, value_name = "N")]
+    quota_provisioned: Option<u64>,
     /// Require requests that are signed with one of the keys in this file, in the format of
     /// ~/.aws/credentials
     #[arg(long, value_name = "FILE")]
@@ -226,6 +229,7 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
             versions: arguments.quota_versions,
             code: arguments.quota_code,
             snapshots: arguments.quota_snapshots,
+            provisioned: arguments.quota_provisioned,
         },
         named: credentials.as_ref().map(|found| found.tenants().clone()).unwrap_or_default(),
     };

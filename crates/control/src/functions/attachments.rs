@@ -1,5 +1,5 @@
 //! What is attached to a function, or to one of its versions or aliases: tags, permissions,
-//! settings of events, a URL.
+//! settings of events, a URL, provisioned concurrency.
 
 use std::collections::BTreeMap;
 
@@ -26,6 +26,17 @@ pub(crate) struct Attachments {
     pub(crate) events: Option<EventSettings>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) url: Option<FunctionUrl>,
+    /// Only of a published version, or of an alias.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) provisioned: Option<Provisioned>,
+}
+
+/// MicroVMs of a version that are kept initialised: AWS Lambda's provisioned concurrency.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Provisioned {
+    pub(crate) count: u32,
+    /// When it was set, in the form of [`Version::last_modified`](super::Version).
+    pub(crate) modified: String,
 }
 
 /// A statement of a function's policy, which allows a principal to invoke it.

@@ -11,7 +11,7 @@ mod roles;
 pub(crate) mod testing;
 mod version;
 
-pub(crate) use attachments::Attachments;
+pub(crate) use attachments::{Attachments, Provisioned};
 pub use attachments::{Cors, Destination, EventSettings, FunctionUrl, Permission};
 pub use code::{CodeError, MAX_UNPACKED, MAX_ZIP};
 pub(crate) use code::{CodeStore, is_code_file};

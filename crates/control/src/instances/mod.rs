@@ -36,7 +36,7 @@ pub use report::InvocationReport;
 #[cfg(test)]
 pub(crate) use report::ProcessUsage;
 pub use requests::{InvokeFailure, Invoked, LoadFailure};
-pub(crate) use requests::{PublishFailure, Request, invoke, publish};
+pub(crate) use requests::{PublishFailure, Request, invoke, provide, publish};
 pub(crate) use scratch::Scratch;
 pub(crate) use standby::Standbys;
 pub use status::{DaemonStatus, Latency, MemoryStatus, MonitorsStatus, VersionStatus};

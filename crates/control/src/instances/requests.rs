@@ -39,6 +39,28 @@ pub(crate) struct Request {
     pub(crate) accepted: Instant,
 }
 
+/// What a function is initialised for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Initialisation {
+    /// A request.
+    OnDemand,
+    /// Requests that may come.
+    Provisioned,
+    /// The freeze of its version.
+    SnapStart,
+}
+
+impl Initialisation {
+    /// AWS Lambda's name of it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::OnDemand => "on-demand",
+            Self::Provisioned => "provisioned-concurrency",
+            Self::SnapStart => "snap-start",
+        }
+    }
+}
+
 /// The result of a request.
 #[derive(Debug)]
 pub struct Invoked {
@@ -220,10 +242,14 @@ async fn serve(
             *vm
         }
         Lease::Start(reservation) => {
-            let started = start(fleet, code, version, reservation, report).await;
+            let started =
+                start(fleet, code, version, Initialisation::OnDemand, reservation, report).await;
             report.start_ns = nanoseconds(begin.elapsed());
             match started {
-                Ok(vm) => vm,
+                Ok(mut vm) => {
+                    fleet.started(&mut vm);
+                    vm
+                }
                 Err(LoadFailure::Load(LoadError::Function(failed))) => return Ok(Err(failed)),
                 Err(LoadFailure::Start(LaunchError::Function(error))) => {
                     return Err(InvokeFailure::Restore(error));
@@ -277,6 +303,22 @@ async fn serve(
     }
 }
 
+/// Starts a microVM of a version and keeps it, initialised, for a request.
+pub(crate) async fn provide(
+    fleet: &Arc<Fleet>,
+    code: &CodeStore,
+    version: &Arc<Version>,
+) -> Result<(), InvokeFailure> {
+    let request = LeaseRequest { version: Arc::clone(version), new: true };
+    let Lease::Start(reservation) = fleet.acquire(request).await? else {
+        return Err(AcquireError::Closed.into());
+    };
+    let (kind, mut report) = (Initialisation::Provisioned, InvocationReport::default());
+    let vm = start(fleet, code, version, kind, reservation, &mut report).await?;
+    fleet.provide(vm);
+    Ok(())
+}
+
 /// Boots a version, initialises it, and freezes it.
 pub(crate) async fn publish(
     fleet: Arc<Fleet>,
@@ -289,7 +331,7 @@ pub(crate) async fn publish(
     };
     fleet.publishing(&reservation);
     let (microvm, _) = fleet.launcher.boot(&version).await.map_err(LoadFailure::from)?;
-    let loaded = load(&fleet, &code, &version, &microvm, true).await;
+    let loaded = load(&fleet, &code, &version, &microvm, Initialisation::SnapStart).await;
     let frozen = match loaded {
         // The freeze opens its own connection to the agent.
         Ok((agent, _)) => {
@@ -313,6 +355,7 @@ async fn start(
     fleet: &Arc<Fleet>,
     code: &CodeStore,
     version: &Arc<Version>,
+    initialisation: Initialisation,
     reservation: Reservation,
     report: &mut InvocationReport,
 ) -> Result<Vm, LoadFailure> {
@@ -320,9 +363,8 @@ async fn start(
         let thawed = thaw(fleet, version, snapshot).await;
         fleet.stand_by();
         match thawed {
-            Ok((Thawed { mut microvm, report: thaw, standby }, agent)) => {
+            Ok((Thawed { microvm, report: thaw, standby }, agent)) => {
                 fleet.launcher.serves(&microvm, version);
-                fleet.started(&reservation, microvm.process());
                 if let Some(found) = thaw.ready {
                     fleet.metrics.looked_for_ready(found);
                 }
@@ -347,17 +389,16 @@ async fn start(
         }
     }
     let begin = Instant::now();
-    let (mut microvm, boot) = fleet.launcher.boot(version).await?;
+    let (microvm, boot) = fleet.launcher.boot(version).await?;
     let booted = Instant::now();
     (report.start, report.boot) = (Some(StartKind::cold), Some(boot));
     report.boot_ns = Some(nanoseconds(booted - begin));
-    let loaded = load(fleet, code, version, &microvm, false).await;
+    let loaded = load(fleet, code, version, &microvm, initialisation).await;
     report.load_ns = Some(nanoseconds(booted.elapsed()));
     match loaded {
         Ok((agent, init)) => {
             report.init_ns = Some(nanoseconds(init));
             fleet.launcher.serves(&microvm, version);
-            fleet.started(&reservation, microvm.process());
             Ok(Vm { microvm, agent, reservation })
         }
         Err(error) => {
@@ -390,11 +431,12 @@ async fn load(
     code: &CodeStore,
     version: &Arc<Version>,
     microvm: &Microvm,
-    snap_start: bool,
+    initialisation: Initialisation,
 ) -> Result<(AgentClient, Duration), LoadFailure> {
     let (socket, limit) = (microvm.vsock_socket(), fleet.launcher.start_limit);
     let (code, version) = (code.clone(), Arc::clone(version));
-    let environment = environment(fleet, &version);
+    let environment = environment(fleet, &version, initialisation);
+    let snap_start = initialisation == Initialisation::SnapStart;
     let launcher = Arc::clone(&fleet.launcher);
     let loading = spawn_blocking(move || {
         let mut agent = AgentClient::connect(&socket, limit)?;
@@ -430,8 +472,14 @@ async fn load(
 }
 
 /// The function's environment, except for the variables that the agent adds.
-fn environment(fleet: &Fleet, version: &Version) -> BTreeMap<String, String> {
+fn environment(
+    fleet: &Fleet,
+    version: &Version,
+    initialisation: Initialisation,
+) -> BTreeMap<String, String> {
     let mut environment = version.environment.clone();
+    let kind = initialisation.name().to_owned();
+    environment.insert("AWS_LAMBDA_INITIALIZATION_TYPE".to_owned(), kind);
     let region = &fleet.launcher.region;
     for name in ["AWS_REGION", "AWS_DEFAULT_REGION"] {
         environment.insert(name.to_owned(), region.clone());

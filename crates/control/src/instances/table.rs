@@ -27,7 +27,7 @@ pub(super) struct InstanceRecord {
     pub(super) phase: Phase,
     /// Its process, from the first request until the daemon ends the microVM.
     process: Option<u32>,
-    /// Whether it has answered a request, which touches most of the pages that later requests
+    /// Whether it has served a request, which touches most of the pages that later requests
     /// touch.
     answered: bool,
     pub(super) usage: Usage,
@@ -36,7 +36,7 @@ pub(super) struct InstanceRecord {
 /// What a microVM does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// It boots or thaws.
+    /// It boots or thaws, or initialises the function.
     Starting,
     /// It boots, to be frozen.
     Publishing,
@@ -75,6 +75,11 @@ impl InstanceTable {
         self.change(id, |record| (record.process, record.phase) = (process, Phase::Busy));
     }
 
+    /// The microVM has started, before there is a request for it.
+    pub(super) fn initialised(&mut self, id: InstanceId, process: Option<u32>) {
+        self.change(id, |record| record.process = process);
+    }
+
     /// The microVM boots to be frozen.
     pub(super) fn publishing(&mut self, id: InstanceId) {
         self.change(id, |record| record.phase = Phase::Publishing);
@@ -85,9 +90,12 @@ impl InstanceTable {
         self.change(id, |record| record.phase = Phase::Busy);
     }
 
-    /// The microVM has answered a request.
+    /// The microVM waits for a request.
     pub(super) fn idle(&mut self, id: InstanceId) {
-        self.change(id, |record| (record.phase, record.answered) = (Phase::Idle, true));
+        self.change(id, |record| {
+            record.answered |= record.phase == Phase::Busy;
+            record.phase = Phase::Idle;
+        });
     }
 
     /// The daemon ends the microVM. Its process id is dropped, because the kernel reuses it.
@@ -101,6 +109,11 @@ impl InstanceTable {
         let record = self.records.get_mut(&id)?;
         record.usage = usage;
         Some(record.revision).filter(|_| record.answered && record.process.is_some())
+    }
+
+    /// The number of a revision's microVMs in a phase.
+    pub(super) fn count(&self, revision: Uuid, phase: Phase) -> usize {
+        self.iter().filter(|record| record.revision == revision && record.phase == phase).count()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &InstanceRecord> {

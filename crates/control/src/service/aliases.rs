@@ -104,7 +104,7 @@ impl Control {
         revision: Option<String>,
     ) -> Result<Alias, AliasError> {
         let (control, target, alias) = (Arc::clone(self), target.clone(), alias.to_owned());
-        blocking(move || {
+        let changed = blocking(move || {
             control.store.change(|change| {
                 check_owner(change.function(target.name())?, &target)?;
                 let found = change.alias(target.name(), &alias)?;
@@ -114,10 +114,14 @@ impl Control {
                 if revision.as_ref().is_some_and(|expected| *expected != current) {
                     return Err(AliasError::Revision(RevisionMismatch));
                 }
-                put(change, &target, &alias, found, update)
+                let changed = put(change, &target, &alias, found, update)?;
+                control.check_provisioned::<AliasError>(change, target.name())?;
+                Ok(changed)
             })
         })
-        .await
+        .await;
+        self.recount_provisioned().await;
+        changed
     }
 
     /// Deletes an alias, if it exists.
@@ -130,7 +134,7 @@ impl Control {
         alias: &str,
     ) -> Result<(), FindError> {
         let (control, target, alias) = (Arc::clone(self), target.clone(), alias.to_owned());
-        blocking(move || {
+        let deleted = blocking(move || {
             control.store.delete(|change| {
                 check_owner(change.function(target.name())?, &target)?;
                 // The path may name $LATEST or a version, which keep what is attached to them.
@@ -141,7 +145,9 @@ impl Control {
                 Ok(())
             })
         })
-        .await
+        .await;
+        self.recount_provisioned().await;
+        deleted
     }
 }
 

@@ -161,6 +161,9 @@ impl Control {
                 let mut attachments = change.attachments(target.name(), key(&target))?;
                 let done = work(&mut attachments)?;
                 change.put_attachments(target.name(), key(&target), &attachments)?;
+                if attachments.provisioned.is_some() {
+                    control.check_provisioned::<AttachmentError>(change, target.name())?;
+                }
                 Ok(done)
             })
         })

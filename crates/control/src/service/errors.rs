@@ -158,6 +158,9 @@ pub enum AliasError {
     /// The weights of its versions are not valid.
     #[error("{0}")]
     Weights(&'static str),
+    /// Its provisioned concurrency is not possible.
+    #[error(transparent)]
+    Provisioned(#[from] ProvisionedError),
     /// A new alias has to name a version.
     #[error("the alias names no version")]
     NoVersion,
@@ -254,6 +257,49 @@ pub enum InvalidTag {
     Value(String),
 }
 
+/// Versions cannot have their provisioned concurrency.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ProvisionedError {
+    /// It is set for `$LATEST`, or an alias names that.
+    #[error("provisioned concurrency is for published versions, and for aliases of them")]
+    Unpublished,
+    /// The alias names two versions.
+    #[error("the alias {0} names two versions, and has provisioned concurrency")]
+    Weights(String),
+    /// The version has SnapStart.
+    #[error("the version {0} has SnapStart, and cannot have provisioned concurrency as well")]
+    SnapStart(String),
+    /// The version has it already.
+    #[error("the version {version} would have the provisioned concurrency of {} and of {}", by[0], by[1])]
+    Twice {
+        /// The version.
+        version: String,
+        /// The version, or aliases of it.
+        by: [String; 2],
+    },
+    /// The function's limit of requests is lower.
+    #[error("the provisioned concurrency is {total}, and the function's limit of requests {limit}")]
+    OverReserved {
+        /// Of all versions of the function.
+        total: u32,
+        /// The limit.
+        limit: u32,
+    },
+    /// The daemon runs fewer microVMs.
+    #[error(
+        "the provisioned concurrency of all functions is {total}, and the limit of microVMs {limit} (--monitors)"
+    )]
+    OverMonitors {
+        /// Of all functions.
+        total: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// The function's owner would use too much.
+    #[error(transparent)]
+    Quota(#[from] QuotaError),
+}
+
 /// What is attached to a function, version or alias was not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachmentError {
@@ -287,6 +333,9 @@ pub enum AttachmentError {
     /// Tags are only for functions.
     #[error("tags are for functions, not for their versions and aliases")]
     Qualified,
+    /// Provisioned concurrency is not possible.
+    #[error(transparent)]
+    Provisioned(#[from] ProvisionedError),
     /// Another request has changed the permissions.
     #[error(transparent)]
     Revision(#[from] RevisionMismatch),

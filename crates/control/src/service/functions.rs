@@ -7,7 +7,9 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::Control;
-use super::errors::{ChangeError, DeleteError, FindError, NotFound, RevisionMismatch};
+use super::errors::{
+    AttachmentError, ChangeError, DeleteError, FindError, NotFound, RevisionMismatch,
+};
 use super::layers::{check_content, find_layers};
 use super::tags::check_tags;
 use super::versions::{PublishRequest, check_restore_hook};
@@ -289,18 +291,19 @@ impl Control {
     /// Limits the requests in flight of a function, or removes the limit.
     ///
     /// # Errors
-    /// See [`FindError`].
+    /// See [`AttachmentError`].
     pub async fn set_concurrency(
         self: &Arc<Self>,
         target: &Target,
         limit: Option<u32>,
-    ) -> Result<(), FindError> {
+    ) -> Result<(), AttachmentError> {
         let (control, target) = (Arc::clone(self), target.clone());
         blocking(move || {
             control.store.change(|change| {
-                let mut function = function::<FindError>(change, &target)?;
+                let mut function = function::<AttachmentError>(change, &target)?;
                 function.concurrency = limit;
-                Ok(change.put_function(target.name(), &function)?)
+                change.put_function(target.name(), &function)?;
+                control.check_provisioned(change, target.name())
             })
         })
         .await
@@ -320,6 +323,7 @@ impl Control {
         .await?;
         let control = Arc::clone(self);
         let forgetting = tokio::spawn(async move {
+            control.recount_provisioned().await;
             for version in deleted {
                 tracing::info!(function = version.function, version = version.version, "deleted");
                 control.forget(version).await;

@@ -11,6 +11,7 @@ mod functions;
 mod invocations;
 mod layers;
 mod once;
+mod provisioned;
 mod snapshots;
 mod tags;
 mod tenants;
@@ -36,17 +37,19 @@ pub use aliases::AliasChange;
 pub use attachments::MAX_PERMISSIONS;
 pub use errors::{
     AliasError, AttachmentError, ChangeError, DeleteError, EventRefused, FindError, InvalidTag,
-    NotFound, PrepareError, PublishError, RevisionMismatch,
+    NotFound, PrepareError, ProvisionedError, PublishError, RevisionMismatch,
 };
 pub use functions::{CodeChange, Found, Hold, NewFunction};
 pub use invocations::{InvocationRequest, Prepared};
 pub use layers::{LayerTarget, NewLayer};
 pub use once::Claim;
+pub use provisioned::ProvisionedStatus;
 pub use tenants::{QuotaError, Quotas, Tenants};
 pub use urls::UrlRequest;
 pub use versions::PublishRequest;
 
 use events::Events;
+use provisioned::Keepers;
 
 use crate::functions::{CodeStore, ImageFiles, Images, Roles, RolesError};
 use crate::instances::{
@@ -180,6 +183,7 @@ pub struct Control {
     code_lock: Mutex<()>,
     /// Told of every deletion of versions, after it.
     deletions: Notify,
+    keepers: Mutex<Keepers>,
 }
 
 impl Control {
@@ -255,6 +259,7 @@ impl Control {
             monitors: options.monitors,
             code_lock: Mutex::new(()),
             deletions: Notify::new(),
+            keepers: Mutex::default(),
         }))
     }
 

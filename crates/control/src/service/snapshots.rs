@@ -22,8 +22,8 @@ const LOST: u32 = 2;
 const STRAGGLERS: Duration = Duration::from_secs(60);
 
 impl Control {
-    /// Resumes the work of an earlier daemon: freezes pending versions, serves accepted events, and
-    /// removes unused snapshots and code.
+    /// Resumes the work of an earlier daemon: freezes pending versions, serves accepted events,
+    /// starts provisioned microVMs, and removes unused snapshots and code.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -47,6 +47,7 @@ impl Control {
             tokio::spawn(purging);
         }
         self.sweep_code().await;
+        self.keep_provisioned().await;
         let path = self.events.folder();
         self.recover_events().map_err(|source| OpenError::Data { path: path.to_owned(), source })
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use firn_base::{format_bytes, parse_size};
 use firn_memory::planners;
 
-use super::errors::NotFound;
+use super::errors::{NotFound, ProvisionedError};
 use crate::functions::{
     Code, ConfigurationError, FunctionRecord, SnapshotPlace, Target, Version, VersionState,
 };
@@ -25,6 +25,8 @@ pub struct Quotas {
     pub code: Option<u64>,
     /// Snapshots of all its versions, bytes.
     pub snapshots: Option<u64>,
+    /// Provisioned microVMs of all its functions.
+    pub provisioned: Option<u64>,
 }
 
 /// The quotas of all tenants.
@@ -85,6 +87,20 @@ pub enum QuotaError {
         /// Its limit, bytes.
         quota: u64,
     },
+    /// Its provisioned concurrency.
+    #[error(
+        "{used} microVMs would be provisioned, and the quota of {} is {quota}: lower the provisioned concurrency of \
+         other versions",
+        of(.tenant)
+    )]
+    Provisioned {
+        /// The tenant.
+        tenant: Option<String>,
+        /// What it would use.
+        used: u64,
+        /// Its limit.
+        quota: u64,
+    },
 }
 
 fn of(tenant: &Option<String>) -> String {
@@ -101,7 +117,7 @@ struct Usage {
 
 impl Quotas {
     /// Sets the quota of a name: `planners`, separated by commas or spaces, `functions`,
-    /// `versions`, `code` or `snapshots`.
+    /// `versions`, `code`, `snapshots` or `provisioned`.
     ///
     /// # Errors
     /// What is wrong.
@@ -121,8 +137,9 @@ impl Quotas {
             "versions" => self.versions = number()?,
             "code" => self.code = size()?,
             "snapshots" => self.snapshots = size()?,
+            "provisioned" => self.provisioned = number()?,
             _ => {
-                let names = "planners, functions, versions, code and snapshots";
+                let names = "planners, functions, versions, code, snapshots and provisioned";
                 return Err(format!("the quotas are {names}"));
             }
         }
@@ -137,6 +154,7 @@ impl Quotas {
             versions: self.versions.or(default.versions),
             code: self.code.or(default.code),
             snapshots: self.snapshots.or(default.snapshots),
+            provisioned: self.provisioned.or(default.provisioned),
         }
     }
 }
@@ -233,6 +251,39 @@ impl Tenants {
         }
         if let Some(quota) = snapshots.filter(|quota| usage.snapshots > *quota) {
             return Err(QuotaError::Snapshots { tenant, used: usage.snapshots, quota }.into());
+        }
+        Ok(())
+    }
+}
+
+impl Tenants {
+    /// Checks the provisioned concurrency of a function's owner, and that of all functions against
+    /// the limit of microVMs, in the transaction that changes it.
+    pub(super) fn check_provisioned<E: From<StoreError> + From<ProvisionedError>>(
+        &self,
+        change: &Change,
+        tenant: Option<&str>,
+        monitors: usize,
+    ) -> Result<(), E> {
+        let (mut used, mut total) = (0, 0);
+        for function in change.functions()? {
+            let all = change.all_attachments(&function.latest.function)?.into_iter();
+            let counts = all.filter_map(|(_, attachments)| Some(attachments.provisioned?.count));
+            let of_function = counts.map(u64::from).sum::<u64>();
+            total += of_function;
+            if function.owner.as_deref() == tenant {
+                used += of_function;
+            }
+        }
+        if let Some(quota) = self.of(tenant).provisioned.filter(|quota| used > *quota) {
+            let tenant = tenant.map(ToOwned::to_owned);
+            return Err(
+                ProvisionedError::from(QuotaError::Provisioned { tenant, used, quota }).into()
+            );
+        }
+        let limit = u64::try_from(monitors).unwrap_or(u64::MAX);
+        if total > limit {
+            return Err(ProvisionedError::OverMonitors { total, limit }.into());
         }
         Ok(())
     }

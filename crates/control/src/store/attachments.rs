@@ -78,6 +78,15 @@ impl Change {
         Ok(get(&table, (name, qualifier))?.unwrap_or_default())
     }
 
+    /// What is attached to a function, its versions and aliases.
+    pub(crate) fn all_attachments(
+        &self,
+        name: &str,
+    ) -> Result<Vec<(String, Attachments)>, StoreError> {
+        let table = self.transaction.open_table(ATTACHMENTS).map_err(failed)?;
+        named(&table, name)
+    }
+
     /// Stores what is attached to `qualifier` of a function.
     pub(crate) fn put_attachments(
         &self,
@@ -105,9 +114,7 @@ impl Change {
 
     /// Removes what is attached to a function, its versions and aliases.
     pub(super) fn remove_all_attachments(&self, name: &str) -> Result<(), StoreError> {
-        let table = self.transaction.open_table(ATTACHMENTS).map_err(failed)?;
-        let all: Vec<(String, Attachments)> = named(&table, name)?;
-        drop(table);
+        let all = self.all_attachments(name)?;
         let none = Attachments::default();
         all.iter().try_for_each(|(qualifier, _)| self.put_attachments(name, qualifier, &none))
     }

@@ -151,6 +151,9 @@ fn boto3_and_the_aws_command_work_unmodified() {
             found.unwrap_or_else(|| panic!("{condition}: {records:?}"))
         })
         .collect();
+    assert_eq!(seen["provisioned"]["Status"], "READY", "{}", seen["provisioned"]);
+    assert_eq!(seen["provisioned"]["AllocatedProvisionedConcurrentExecutions"], 1);
+    assert_eq!(seen["initialised"], "provisioned-concurrency");
     assert_eq!(ended[0]["requestPayload"], json!({ "name": "Cy" }));
     assert_eq!(ended[0]["responsePayload"]["greeting"], "Hi, Cy?");
     assert_eq!(ended[1]["requestContext"]["functionArn"], arn);

@@ -2,6 +2,7 @@
 //! queue.
 
 mod locked;
+mod provisioned;
 mod status;
 mod watch;
 
@@ -23,6 +24,7 @@ use super::table::{InstanceId, InstanceTable};
 use crate::functions::{SnapshotPlace, Version};
 use crate::metrics::{Metrics, Outcome, StartKind};
 use locked::{Locked, Runtime, StateLock};
+use provisioned::Provisioned;
 
 /// Memory of a monitor besides guest memory, bytes: its program and page tables.
 const MONITOR_BYTES: u64 = 16 << 20;
@@ -66,6 +68,7 @@ struct State {
     revisions: HashMap<Uuid, Revision>,
     waiting: VecDeque<Waiter>,
     instances: InstanceTable,
+    provisioned: Provisioned,
     stats: RequestStats,
     /// MicroVMs that are being ended to make room.
     evicting: usize,
@@ -178,6 +181,7 @@ impl Fleet {
             revisions: HashMap::new(),
             waiting: VecDeque::new(),
             instances: InstanceTable::default(),
+            provisioned: Provisioned::default(),
             stats: RequestStats::default(),
             evicting: 0,
             pool_lost: None,
@@ -270,9 +274,17 @@ impl Fleet {
         self.dispatch();
     }
 
-    /// Records that a microVM has started for a request, in this process.
-    pub(crate) fn started(&self, reservation: &Reservation, process: Option<u32>) {
-        self.state.lock().instances.started(reservation.instance, process);
+    /// Records that a microVM has started for a request.
+    pub(crate) fn started(&self, vm: &mut Vm) {
+        let process = vm.microvm.process();
+        self.state.lock().instances.started(vm.reservation.instance, process);
+    }
+
+    /// Keeps a microVM that has started before there is a request for it.
+    pub(crate) fn provide(self: &Arc<Self>, mut vm: Vm) {
+        let process = vm.microvm.process();
+        self.state.lock().instances.initialised(vm.reservation.instance, process);
+        self.release(vm);
     }
 
     /// Records that a microVM starts to be frozen.
@@ -319,6 +331,7 @@ impl Fleet {
         let mut locked = self.lock();
         let (state, later) = locked.parts();
         state.ledger.forget(revision);
+        state.provisioned.forget(revision);
         if let Some(revision) = state.revisions.get_mut(&revision) {
             revision.retired = true;
             for idle in std::mem::take(&mut revision.idle) {
@@ -448,9 +461,12 @@ impl Fleet {
         if state.evicting > 0 {
             return;
         }
-        let revisions = state.revisions.values_mut().filter(|revision| !revision.idle.is_empty());
-        let oldest = revisions.min_by_key(|revision| revision.idle.first().map(|idle| idle.since));
-        let Some(revision) = oldest else { return };
+        let State { revisions, provisioned, instances, .. } = &mut *state;
+        let revisions = revisions.iter_mut();
+        let revisions = revisions
+            .filter(|(id, revision)| provisioned.spare(**id, revision.idle.len(), instances) > 0);
+        let oldest = revisions.min_by_key(|(_, one)| one.idle.first().map(|idle| idle.since));
+        let Some((_, revision)) = oldest else { return };
         let idle = revision.idle.remove(0);
         state.evicting += 1;
         let fleet = Arc::clone(self);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Fleet, Idle, Locked};
+use super::{Fleet, Idle, Locked, State};
 use crate::instances::table::InstanceId;
 use crate::instances::usage::{Usage, usage};
 
@@ -44,9 +44,14 @@ impl Fleet {
     /// Ends microVMs that were idle for too long or whose process has ended.
     fn end_idle(&self, locked: &mut Locked<'_>) {
         let (state, later) = locked.parts();
-        for revision in state.revisions.values_mut() {
-            let keep = |idle: &mut Idle| {
-                idle.since.elapsed() < self.limits.keep_alive && idle.vm.microvm.is_alive()
+        let State { revisions, provisioned, instances, .. } = state;
+        for (id, revision) in revisions {
+            let mut spare = provisioned.spare(*id, revision.idle.len(), instances);
+            let mut keep = |idle: &mut Idle| {
+                let is_over = spare > 0 && idle.since.elapsed() >= self.limits.keep_alive;
+                let keeps = !is_over && idle.vm.microvm.is_alive();
+                spare = spare.saturating_sub(usize::from(!keeps));
+                keeps
             };
             let (kept, over) = std::mem::take(&mut revision.idle)
                 .into_iter()

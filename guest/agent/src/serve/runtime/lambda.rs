@@ -46,11 +46,9 @@ pub(super) fn add_environment(
     api: &RuntimeApi,
     load: &Load,
 ) {
-    let kind = if load.snap_start { "snap-start" } else { "on-demand" };
     let runtime_dir = config.runtime_dir.display().to_string();
     let own = [
         ("AWS_LAMBDA_RUNTIME_API", api.address().to_string()),
-        ("AWS_LAMBDA_INITIALIZATION_TYPE", kind.to_owned()),
         ("LAMBDA_RUNTIME_DIR", runtime_dir.clone()),
     ];
     environment.extend(own.map(|(name, value)| (name.to_owned(), value)));
@@ -60,7 +58,10 @@ pub(super) fn add_environment(
     // The function may set its own, as in AWS Lambda.
     let task_dir = config.task_dir.display();
     let libraries = format!("{runtime_dir}:{runtime_dir}/lib:{task_dir}:{task_dir}/lib:/opt/lib");
+    let kind = if load.snap_start { "snap-start" } else { "on-demand" };
     let defaults = [
+        // The host knows that of a function that was initialised before there was a request.
+        ("AWS_LAMBDA_INITIALIZATION_TYPE", kind.to_owned()),
         ("PYTHONPATH", runtime_dir),
         ("LD_LIBRARY_PATH", libraries),
         ("AWS_XRAY_CONTEXT_MISSING", "LOG_ERROR".to_owned()),
