@@ -184,7 +184,7 @@ fn accelerator(icount: bool) -> &'static [&'static str] {
 /// QEMU with the options that are the same in every run.
 fn qemu(lab: &Lab) -> Command {
     const KERNEL: &str = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off tsc=reliable random.trust_cpu=on \
-         cryptomgr.notests initcall_blacklist=jent_mod_init apparmor=0 numa_balancing=disable";
+         cryptomgr.notests initcall_blacklist=jent_mod_init apparmor=0 numa_balancing=disable nohz=off highres=off";
     const MACHINE: &str = "-nodefaults -no-user-config -display none -no-reboot \
          -machine q35,nvdimm=on -cpu max";
     // The console and QEMU's messages go to the log; the channel is QEMU's standard output.

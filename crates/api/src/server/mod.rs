@@ -4,6 +4,8 @@ mod buffer;
 mod limits;
 mod listener;
 mod peers;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
@@ -77,6 +79,8 @@ async fn serve(
     let mut stopping = false;
     loop {
         tokio::select! {
+            // What has arrived counts, even if this task runs only after the limit.
+            biased;
             // The client's errors: nothing to do.
             _ = &mut connection => return,
             () = place.peer.expired() => return,

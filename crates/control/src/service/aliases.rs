@@ -104,8 +104,8 @@ impl Control {
         revision: Option<String>,
     ) -> Result<Alias, AliasError> {
         let (control, target, alias) = (Arc::clone(self), target.clone(), alias.to_owned());
-        let changed = blocking(move || {
-            control.store.change(|change| {
+        blocking(move || {
+            let changed = control.store.change(|change| {
                 check_owner(change.function(target.name())?, &target)?;
                 let found = change.alias(target.name(), &alias)?;
                 let missing = || NotFound::Alias(target.with_qualifier(alias.as_str()));
@@ -116,12 +116,12 @@ impl Control {
                 }
                 let changed = put(change, &target, &alias, found, update)?;
                 control.check_provisioned::<AliasError>(change, target.name())?;
-                Ok(changed)
-            })
+                Ok::<_, AliasError>(changed)
+            })?;
+            control.recount_provisioned();
+            Ok(changed)
         })
-        .await;
-        self.recount_provisioned().await;
-        changed
+        .await
     }
 
     /// Deletes an alias, if it exists.
@@ -134,7 +134,7 @@ impl Control {
         alias: &str,
     ) -> Result<(), FindError> {
         let (control, target, alias) = (Arc::clone(self), target.clone(), alias.to_owned());
-        let deleted = blocking(move || {
+        blocking(move || {
             control.store.delete(|change| {
                 check_owner(change.function(target.name())?, &target)?;
                 // The path may name $LATEST or a version, which keep what is attached to them.
@@ -142,12 +142,12 @@ impl Control {
                     change.remove_alias(target.name(), &alias)?;
                     change.put_attachments(target.name(), &alias, &Attachments::default())?;
                 }
-                Ok(())
-            })
+                Ok::<_, FindError>(())
+            })?;
+            control.recount_provisioned();
+            Ok(())
         })
-        .await;
-        self.recount_provisioned().await;
-        deleted
+        .await
     }
 }
 

@@ -156,16 +156,22 @@ impl Control {
     ) -> Result<T, AttachmentError> {
         let (control, target) = (Arc::clone(self), target.clone());
         blocking(move || {
-            control.store.change(|change| {
+            let (done, recount) = control.store.change(|change| {
                 check_exists(change, &target)?;
                 let mut attachments = change.attachments(target.name(), key(&target))?;
+                let before = attachments.provisioned.clone();
                 let done = work(&mut attachments)?;
                 change.put_attachments(target.name(), key(&target), &attachments)?;
-                if attachments.provisioned.is_some() {
+                let recount = attachments.provisioned != before;
+                if recount {
                     control.check_provisioned::<AttachmentError>(change, target.name())?;
                 }
-                Ok(done)
-            })
+                Ok::<_, AttachmentError>((done, recount))
+            })?;
+            if recount {
+                control.keep_provisioned();
+            }
+            Ok(done)
         })
         .await
     }

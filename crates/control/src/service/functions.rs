@@ -315,15 +315,18 @@ impl Control {
     /// See [`DeleteError`].
     pub async fn delete(self: &Arc<Self>, target: &Target) -> Result<(), DeleteError> {
         let (control, target) = (Arc::clone(self), target.clone());
-        let deleted = blocking(move || match target.qualifier() {
-            None => control.delete_function(&target),
-            Some(LATEST) => Err(DeleteError::Latest),
-            Some(version) => control.delete_version(&target, version),
+        let deleted = blocking(move || {
+            let deleted = match target.qualifier() {
+                None => control.delete_function(&target),
+                Some(LATEST) => Err(DeleteError::Latest),
+                Some(version) => control.delete_version(&target, version),
+            }?;
+            control.recount_provisioned();
+            Ok::<_, DeleteError>(deleted)
         })
         .await?;
         let control = Arc::clone(self);
         let forgetting = tokio::spawn(async move {
-            control.recount_provisioned().await;
             for version in deleted {
                 tracing::info!(function = version.function, version = version.version, "deleted");
                 control.forget(version).await;

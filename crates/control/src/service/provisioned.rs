@@ -11,7 +11,6 @@ use uuid::Uuid;
 use super::Control;
 use super::backoff::Backoff;
 use super::errors::{AttachmentError, FindError, ProvisionedError};
-use crate::blocking::blocking;
 use crate::functions::{Provisioned, Target, Version, timestamp};
 use crate::instances::provide;
 use crate::store::{Change, StoreError};
@@ -114,9 +113,7 @@ impl Control {
             attachments.provisioned = new;
             Ok(())
         })
-        .await?;
-        self.keep_provisioned().await;
-        Ok(())
+        .await
     }
 
     /// Checks the provisioned concurrency of a function, in the transaction that changes it, an
@@ -166,38 +163,31 @@ impl Control {
     }
 
     /// [`Control::keep_provisioned`], after a change of what may have provisioned concurrency.
-    pub(super) async fn recount_provisioned(self: &Arc<Self>) {
+    pub(super) fn recount_provisioned(self: &Arc<Self>) {
         if !self.keepers.lock().is_empty() {
-            self.keep_provisioned().await;
+            self.keep_provisioned();
         }
     }
 
     /// Has the fleet keep the microVMs of all versions with provisioned concurrency, and starts
-    /// those that are missing.
-    pub(super) async fn keep_provisioned(self: &Arc<Self>) {
-        let control = Arc::clone(self);
-        let new = blocking(move || {
-            // Held from the reading on: of two changes at once, the last one's numbers stay.
-            let mut keepers = control.keepers.lock();
-            let wanted = control.provisioned_versions()?;
-            let counts = wanted.iter().map(|(version, count)| (version.revision, *count));
-            control.fleet.keep_initialised(counts.collect());
-            let mut is_new = |version: &Version| match keepers.entry(version.revision) {
-                Entry::Occupied(_) => false,
-                Entry::Vacant(entry) => entry.insert(None).is_none(),
-            };
-            let new = wanted.into_iter().map(|(version, _)| version);
-            Ok::<_, FindError>(new.filter(&mut is_new).collect::<Vec<_>>())
-        });
-        match new.await {
-            Ok(new) => {
-                for version in new {
-                    tokio::spawn(keep(Arc::downgrade(self), Arc::new(version)));
-                }
-            }
+    /// those that are missing, in the background. Blocks its thread, which belongs to a Tokio
+    /// runtime.
+    pub(super) fn keep_provisioned(self: &Arc<Self>) {
+        // Held from the reading on: of two changes at once, the last one's numbers stay.
+        let mut keepers = self.keepers.lock();
+        let wanted = match self.provisioned_versions() {
+            Ok(wanted) => wanted,
             Err(error) => {
                 let error: &(dyn std::error::Error + 'static) = &error;
-                tracing::error!(error, "cannot read which versions are provisioned");
+                return tracing::error!(error, "cannot read which versions are provisioned");
+            }
+        };
+        let counts = wanted.iter().map(|(version, count)| (version.revision, *count));
+        self.fleet.keep_initialised(counts.collect());
+        for (version, _) in wanted {
+            if let Entry::Vacant(keeper) = keepers.entry(version.revision) {
+                keeper.insert(None);
+                tokio::spawn(keep(Arc::downgrade(self), Arc::new(version)));
             }
         }
     }

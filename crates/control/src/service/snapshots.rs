@@ -47,7 +47,7 @@ impl Control {
             tokio::spawn(purging);
         }
         self.sweep_code().await;
-        self.keep_provisioned().await;
+        self.keep_provisioned();
         let path = self.events.folder();
         self.recover_events().map_err(|source| OpenError::Data { path: path.to_owned(), source })
     }
