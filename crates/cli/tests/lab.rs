@@ -77,9 +77,11 @@ fn stopped(signal: Signal) -> (Option<i32>, String) {
 #[ignore = "needs the lab: make lab-tests"]
 fn a_lab_that_counts_instructions_sets_firn_lab_clock_and_has_one_processor() {
     // No instruction is executed in 1000 s of sleep.
-    let script = "nproc; echo $FIRN_LAB_CLOCK; sleep 1000; ls /dev/kvm";
-    let ran = output(&["--icount", "--", "sh", "-c", script]);
-    assert_eq!(text(&ran.stdout), "1\ninstructions\n/dev/kvm\n");
+    let script =
+        "nproc; echo $FIRN_LAB_CLOCK; grep -o 'word=.*' /proc/cmdline; sleep 1000; ls /dev/kvm";
+    let words = ["--cmdline", "word=1 other"];
+    let ran = output(&[&["--icount"], &words[..], &["--", "sh", "-c", script]].concat());
+    assert_eq!(text(&ran.stdout), "1\ninstructions\nword=1 other\n/dev/kvm\n");
 }
 
 #[test]

@@ -18,6 +18,8 @@ pub struct RunConfig {
     pub cpus: u8,
     /// Whether the machine's clock counts instructions, 1 ns each.
     pub icount: bool,
+    /// Words added to the command line of the machine's kernel.
+    pub cmdline: Option<String>,
     /// Limit for the command, counted from the start of the lab.
     pub timeout: Option<Duration>,
     /// Variables added to the command's environment.
@@ -53,6 +55,7 @@ impl RunConfig {
             memory_mib: Self::MEMORY_MIB,
             cpus: Self::CPUS,
             icount: false,
+            cmdline: None,
             timeout: None,
             environment: Vec::new(),
             pmem: None,

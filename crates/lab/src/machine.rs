@@ -71,7 +71,7 @@ impl Machine {
         rustix::fs::fcntl_setfl(&log, rustix::fs::OFlags::APPEND)
             .map_err(|error| prepare("the console's log")(error.into()))?;
 
-        let mut command = qemu(lab);
+        let mut command = qemu(lab, config.cmdline.as_deref());
         command.args(accelerator(config.icount));
         let memory = config.memory_mib;
         // The kernel numbers NVDIMMs from the last one, so the devdax is always device 0.
@@ -181,10 +181,10 @@ fn accelerator(icount: bool) -> &'static [&'static str] {
     }
 }
 
-/// QEMU with the options that are the same in every run.
-fn qemu(lab: &Lab) -> Command {
+/// QEMU with the options that are the same in every run, and more words for the kernel.
+fn qemu(lab: &Lab, more: Option<&str>) -> Command {
     const KERNEL: &str = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off tsc=reliable random.trust_cpu=on \
-         cryptomgr.notests initcall_blacklist=jent_mod_init apparmor=0 numa_balancing=disable nohz=off highres=off";
+         cryptomgr.notests initcall_blacklist=jent_mod_init apparmor=0 numa_balancing=disable";
     const MACHINE: &str = "-nodefaults -no-user-config -display none -no-reboot \
          -machine q35,nvdimm=on -cpu max";
     // The console and QEMU's messages go to the log; the channel is QEMU's standard output.
@@ -211,7 +211,7 @@ fn qemu(lab: &Lab) -> Command {
         .arg(lab.path("l1/vmlinuz"))
         .arg("-initrd")
         .arg(lab.path("l1/initramfs.cpio"))
-        .args(["-append", KERNEL]);
+        .args(["-append", &[KERNEL, more.unwrap_or_default()].join(" ")]);
     command
 }
 

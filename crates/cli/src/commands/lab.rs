@@ -70,6 +70,9 @@ pub(crate) struct RunArgs {
     /// reproducible
     #[arg(long, conflicts_with = "cpus")]
     icount: bool,
+    /// Add words to the command line of the lab's kernel
+    #[arg(long, value_name = "WORDS")]
+    cmdline: Option<String>,
     /// Stop the command after this many seconds, counted from the start of the lab
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     timeout: Option<u64>,
@@ -102,6 +105,7 @@ impl From<RunArgs> for RunConfig {
             memory_mib: arguments.memory,
             cpus: arguments.cpus,
             icount: arguments.icount,
+            cmdline: arguments.cmdline,
             timeout: arguments.timeout.map(Duration::from_secs),
             environment: arguments.environment,
             pmem: arguments.pmem,
