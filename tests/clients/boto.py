@@ -164,6 +164,10 @@ client.update_function_configuration(FunctionName="greeter", Environment={"Varia
 second = client.publish_version(FunctionName="greeter")
 client.update_alias(FunctionName="greeter", Name="live", FunctionVersion=second["Version"])
 seen["second"] = invoke({"name": "Ada"}, Qualifier="live", LogType="Tail")
+streamed = client.invoke_with_response_stream(FunctionName="greeter", Qualifier="live", LogType="Tail", Payload=json.dumps({"name": "Di"}))
+chunk, complete = streamed["EventStream"]
+complete = complete["InvokeComplete"]
+seen["streamed"] = {"body": json.loads(chunk["PayloadChunk"]["Payload"]), "log": base64.b64decode(complete.pop("LogResult")).decode(), "complete": complete}
 client.put_function_concurrency(FunctionName="greeter", ReservedConcurrentExecutions=1)
 # The records of both events go to a function that keeps them in memory, in one microVM.
 witness = """

@@ -124,7 +124,7 @@ impl Call<'_> {
         let prepared = prepared.map_err(|error| ApiError::not_prepared(error, self.scope))?;
         let Invoked { outcome, .. } = self.control.invoke(prepared).await;
         let mut response = match outcome.map_err(ApiError::from)? {
-            Ok(answer) => response(&answer.json).unwrap_or_else(bad_gateway),
+            Ok(answer) => response(&answer.payload).unwrap_or_else(bad_gateway),
             Err(_) => bad_gateway(),
         };
         if let Ok(id) = HeaderValue::from_str(&request_id) {
@@ -253,8 +253,8 @@ struct Answer {
 }
 
 /// The response that a function's answer describes. `None` if it is not valid.
-fn response(json: &str) -> Option<Response> {
-    let parsed: Value = serde_json::from_str(json).ok()?;
+fn response(json: &[u8]) -> Option<Response> {
+    let parsed: Value = serde_json::from_slice(json).ok()?;
     if parsed.get("statusCode").is_none() {
         return Some(([(CONTENT_TYPE, "application/json")], json.to_owned()).into_response());
     }

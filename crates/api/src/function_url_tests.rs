@@ -227,7 +227,7 @@ async fn a_request_is_an_event_of_format_2() {
 #[tokio::test]
 async fn an_answer_is_a_response() {
     let read = async |json: &str| {
-        let (parts, body) = response(json)?.into_parts();
+        let (parts, body) = response(json.as_bytes())?.into_parts();
         let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
         Some((parts.status.as_u16(), parts.headers, body))
     };

@@ -24,6 +24,7 @@ mod serve;
 mod server;
 mod sigv4;
 mod status_client;
+mod streamed;
 mod sts;
 #[cfg(test)]
 mod tenants_tests;

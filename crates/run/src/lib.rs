@@ -52,10 +52,10 @@ mod spec;
 mod start;
 
 pub use agent::{
-    AgentClient, Answer, ConnectError, EventError, ExchangeError, Failed, FunctionError,
-    IdentifyError, Invocation, InvokeError, LambdaLoad, LoadError, LoadOptions, PrepareFreezeError,
-    PutError, Refusal, RefusalKind, RoleCredentials, RuntimeKind, ShutdownError, Status,
-    StatusError, Usage,
+    AgentClient, Answer, AnswerSink, ConnectError, EventError, ExchangeError, Failed,
+    FunctionError, IdentifyError, Invocation, InvokeError, LambdaLoad, LoadError, LoadOptions,
+    PrepareFreezeError, PutError, Refusal, RefusalKind, RoleCredentials, RuntimeKind,
+    ShutdownError, Status, StatusError, Usage,
 };
 pub use console_tail::ConsoleTail;
 pub use descriptors::{Descriptors, Slot};

@@ -31,8 +31,8 @@ impl Outcome {
         match result {
             Ok(answer) => Ok(Self {
                 function_ns: nanoseconds(answer.duration),
-                // The client passes on only what it parsed as JSON.
-                answer: RawValue::from_string(answer.json).ok(),
+                // What a function streams may be no JSON.
+                answer: serde_json::from_slice(&answer.payload).ok(),
                 error: None,
                 logs: answer.logs,
             }),

@@ -23,8 +23,9 @@ use super::body::{MAX_BODY, MAX_DOCUMENT};
 use super::{ApiError, REQUEST_ID, Scope, once, unknown};
 use crate::credentials::Credentials;
 use crate::function_url::{self, Call};
-use crate::server::{Buffer, Held, Limits, Peer};
+use crate::server::{Buffer, Held, Limits, Peer, paced};
 use crate::sigv4::{self, Checked, Payload};
+use crate::streamed::{STREAM_BUFFER, Streaming};
 use crate::sts;
 
 /// The content types with which a browser sends a request to a foreign host without asking it.
@@ -103,11 +104,15 @@ async fn pass(State(admission): State<Arc<Admission>>, request: Request, next: N
         Err(error) => error.into_response(),
     };
     if let Some(peer) = &peer {
-        // The answer counts until the client's next request.
-        let held = admission.buffer.hold(Some(peer));
-        let bytes = response.body().size_hint().lower();
-        if held.grow(usize::try_from(bytes).unwrap_or(usize::MAX)).await.is_err() {
+        // The answer counts until the client's next request. A function that streams it is not
+        // stopped for another request.
+        let streams = response.extensions_mut().remove::<Streaming>().is_some();
+        let held = admission.buffer.hold(Some(peer).filter(|_| !streams));
+        let whole = usize::try_from(response.body().size_hint().lower()).unwrap_or(usize::MAX);
+        if held.grow(if streams { STREAM_BUFFER } else { whole }).await.is_err() {
             response = ApiError::buffer_full().into_response();
+        } else if streams {
+            response = paced(response, peer, admission.limits.answer);
         }
         peer.answers(Some(held), admission.limits.answer);
     }

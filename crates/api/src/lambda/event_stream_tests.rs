@@ -1,6 +1,7 @@
 use axum::response::IntoResponse;
 
 use super::*;
+use crate::streamed::tests::{Ending, read, stream_of};
 
 /// The messages of an answer, as botocore's `EventStreamBuffer` has read them: event, payload.
 async fn events(response: Response) -> Vec<(String, String)> {
@@ -8,7 +9,8 @@ async fn events(response: Response) -> Vec<(String, String)> {
     for gone in [FUNCTION_ERROR, LOG_RESULT] {
         assert!(!response.headers().contains_key(gone));
     }
-    let bytes = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    let (bytes, whole) = read(response).await;
+    assert!(whole);
     let number = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
     let (mut found, mut at) = (Vec::new(), 0);
     while at < bytes.len() {
@@ -43,6 +45,32 @@ async fn an_error_of_the_function_is_in_the_end() {
     let payload: Value = serde_json::from_str(payload).unwrap();
     assert_eq!((event.as_str(), &payload["ErrorCode"]), ("InvokeComplete", &"Unhandled".into()));
     assert_eq!(payload["ErrorDetails"], r#"{"errorType":"E"}"#);
+}
+
+#[tokio::test]
+async fn the_parts_of_a_streamed_answer_are_chunks() {
+    for (ending, end) in [
+        (Ending::Answered, r#"{"LogResult":"bG9n"}"#),
+        (
+            Ending::Failed,
+            r#"{"LogResult":"bG9n","ErrorCode":"Unhandled","ErrorDetails":"{\"errorType\":\"E\",\"errorMessage\":\"m\",\"stackTrace\":[]}"}"#,
+        ),
+        (
+            Ending::Restore,
+            r#"{"LogResult":"bG9n","ErrorCode":"ServiceException","ErrorDetails":"the function could not be restored: E: m"}"#,
+        ),
+    ] {
+        let found = events(streamed(stream_of(None, &[b"a", b"bc"], ending), true)).await;
+        let [first, second, (last, complete)] = &found[..] else { panic!("{found:?}") };
+        let chunk = |payload: &str| ("PayloadChunk".to_owned(), payload.to_owned());
+        assert_eq!((first, second, &**last), (&chunk("a"), &chunk("bc"), "InvokeComplete"));
+        let parsed = |json: &str| serde_json::from_str::<Value>(json).unwrap();
+        assert_eq!(parsed(complete), parsed(end));
+    }
+    let found = events(streamed(stream_of(None, &[], Ending::Answered), false)).await;
+    assert_eq!(found, [("InvokeComplete".to_owned(), "{}".to_owned())]);
+    let (_, whole) = read(streamed(stream_of(None, &[b"a"], Ending::Lost), false)).await;
+    assert!(!whole);
 }
 
 /// The bytes that botocore 1.44 reads as an event with these headers and this payload.

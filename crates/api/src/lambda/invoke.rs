@@ -7,15 +7,17 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use firn_agent::protocol::LOG_TAIL_BYTES;
-use firn_control::{InvocationReport, InvocationRequest, Invoked, TraceContext};
-use firn_run::{Answer, Failed};
+use firn_control::{Answering, InvocationRequest, Invoked, Prepared, Target, TraceContext};
 
 use super::authorize::{Received, Share};
 use super::extract::Qualified;
-use super::{ApiError, REPORT, REQUEST_ID, event_stream};
+use super::{ApiError, Lambda, REPORT, REQUEST_ID, event_stream};
 
 /// The header with the kind of a function's error.
 pub(super) const FUNCTION_ERROR: HeaderName = HeaderName::from_static("x-amz-function-error");
+
+/// The kind of every error of a function.
+pub(super) const UNHANDLED: &str = "Unhandled";
 
 /// The header with the end of the log.
 pub(super) const LOG_RESULT: HeaderName = HeaderName::from_static("x-amz-log-result");
@@ -35,30 +37,67 @@ enum Kind {
     DryRun,
 }
 
+/// The names of a request and of the version that serves it, in headers.
+type Ids = [(HeaderName, String); 2];
+
 /// The answer as a stream of events, as InvokeWithResponseStream has it.
 pub(super) async fn stream(
-    target: Qualified,
-    received: Extension<Received>,
+    Qualified { lambda, target, .. }: Qualified,
+    Extension(received): Extension<Received>,
     headers: HeaderMap,
-    share: Extension<Share>,
+    Extension(share): Extension<Share>,
     body: Bytes,
 ) -> Result<Response, ApiError> {
     let options = Options::read(&headers)?;
-    if options.kind == Kind::Event {
+    let (kind, tail) = (options.kind, options.tail);
+    if kind == Kind::Event {
         return Err(ApiError::invalid("invocation type Event: expected RequestResponse or DryRun"));
     }
-    let response = invoke(target, received, headers, share, body).await?;
-    Ok(if options.kind == Kind::DryRun { response } else { event_stream::of(response).await })
+    let (prepared, ids) =
+        prepare(&lambda, target, received, &headers, options, share, body).await?;
+    if kind == Kind::DryRun {
+        return Ok(with_headers(StatusCode::NO_CONTENT, ids, Body::empty()));
+    }
+    match lambda.control.stream(prepared).await {
+        Answering::Whole(invoked) => Ok(event_stream::of(answer(*invoked, ids, tail)?).await),
+        Answering::Stream(stream) => {
+            let mut response = event_stream::streamed(stream, tail);
+            add_ids(&mut response, ids);
+            Ok(response)
+        }
+    }
 }
 
 pub(super) async fn invoke(
     Qualified { lambda, target, .. }: Qualified,
-    Extension(Received(received)): Extension<Received>,
+    Extension(received): Extension<Received>,
     headers: HeaderMap,
-    Extension(Share(share)): Extension<Share>,
+    Extension(share): Extension<Share>,
     body: Bytes,
 ) -> Result<Response, ApiError> {
     let options = Options::read(&headers)?;
+    let (kind, tail) = (options.kind, options.tail);
+    let (prepared, ids) =
+        prepare(&lambda, target, received, &headers, options, share, body).await?;
+    match kind {
+        Kind::DryRun => Ok(with_headers(StatusCode::NO_CONTENT, ids, Body::empty())),
+        Kind::Event => {
+            lambda.control.accept_event(prepared).await?;
+            Ok(with_headers(StatusCode::ACCEPTED, ids, Body::empty()))
+        }
+        Kind::RequestResponse => answer(lambda.control.invoke(prepared).await, ids, tail),
+    }
+}
+
+async fn prepare(
+    lambda: &Lambda,
+    target: Target,
+    Received(received): Received,
+    headers: &HeaderMap,
+    options: Options,
+    Share(share): Share,
+    body: Bytes,
+) -> Result<(Prepared, Ids), ApiError> {
     let field =
         |name: &str| headers.get(name).and_then(|value| Some(value.to_str().ok()?.to_owned()));
     let request = InvocationRequest {
@@ -71,25 +110,12 @@ pub(super) async fn invoke(
         received,
         hold: Some(Box::new(share)),
     };
-    let control = &lambda.control;
-    let prepared = control.prepare(request).await.map_err(lambda.error())?;
+    let prepared = lambda.control.prepare(request).await.map_err(lambda.error())?;
     let ids = [
         (HeaderName::from_static(REQUEST_ID), prepared.request_id().to_owned()),
         (HeaderName::from_static("x-amz-executed-version"), prepared.version().to_owned()),
     ];
-    match options.kind {
-        Kind::DryRun => Ok(with_headers(StatusCode::NO_CONTENT, ids, Body::empty())),
-        Kind::Event => {
-            control.accept_event(prepared).await?;
-            Ok(with_headers(StatusCode::ACCEPTED, ids, Body::empty()))
-        }
-        Kind::RequestResponse => {
-            let Invoked { outcome, report, log } = control.invoke(prepared).await;
-            let outcome =
-                outcome.map_err(|failure| ApiError::from(failure).with_report(report.json()))?;
-            Ok(answer(outcome, &report, ids, options.tail.then_some(&log)))
-        }
-    }
+    Ok((prepared, ids))
 }
 
 impl Options {
@@ -134,36 +160,42 @@ fn decode(base64: &str) -> Result<String, ApiError> {
     Ok(value.to_string())
 }
 
-fn answer(
-    outcome: Result<Answer, Failed>,
-    report: &InvocationReport,
-    ids: [(HeaderName, String); 2],
-    log: Option<&String>,
-) -> Response {
+/// The answer of a request that did not stream.
+fn answer(invoked: Invoked, ids: Ids, tail: bool) -> Result<Response, ApiError> {
+    let Invoked { outcome, report, log } = invoked;
+    let outcome = outcome.map_err(|failure| ApiError::from(failure).with_report(report.json()))?;
     let (body, failed) = match outcome {
-        Ok(answer) => (answer.json, false),
-        Err(failed) => (serde_json::to_string(&failed.error).unwrap_or_default(), true),
+        Ok(answer) => (answer.payload, false),
+        Err(failed) => (serde_json::to_vec(&failed.error).unwrap_or_default(), true),
     };
     let mut response = with_headers(StatusCode::OK, ids, Body::from(body));
     let headers = response.headers_mut();
     headers.insert("content-type", HeaderValue::from_static("application/json"));
     if failed {
-        headers.insert(FUNCTION_ERROR, HeaderValue::from_static("Unhandled"));
+        headers.insert(FUNCTION_ERROR, HeaderValue::from_static(UNHANDLED));
     }
     insert(headers, REPORT, &report.json());
-    if let Some(log) = log {
-        let kept = &log.as_bytes()[log.len().saturating_sub(LOG_TAIL_BYTES)..];
-        insert(headers, LOG_RESULT, &STANDARD.encode(kept));
+    if tail {
+        insert(headers, LOG_RESULT, &log_tail(&log));
     }
+    Ok(response)
+}
+
+/// The end of a log, in base64.
+pub(super) fn log_tail(log: &str) -> String {
+    STANDARD.encode(&log.as_bytes()[log.len().saturating_sub(LOG_TAIL_BYTES)..])
+}
+
+fn with_headers(status: StatusCode, ids: Ids, body: Body) -> Response {
+    let mut response = (status, body).into_response();
+    add_ids(&mut response, ids);
     response
 }
 
-fn with_headers(status: StatusCode, ids: [(HeaderName, String); 2], body: Body) -> Response {
-    let mut response = (status, body).into_response();
+fn add_ids(response: &mut Response, ids: Ids) {
     for (name, value) in ids {
         insert(response.headers_mut(), name, &value);
     }
-    response
 }
 
 fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {

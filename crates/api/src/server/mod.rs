@@ -3,6 +3,7 @@
 mod buffer;
 mod limits;
 mod listener;
+mod paced;
 mod peers;
 #[cfg(test)]
 mod tests;
@@ -23,6 +24,7 @@ pub(crate) use limits::DECODERS;
 pub use limits::Limits;
 pub use listener::Listen;
 pub(crate) use listener::{Listener, Source};
+pub(crate) use paced::paced;
 pub(crate) use peers::Peer;
 
 use listener::Stream;

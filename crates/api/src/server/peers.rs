@@ -34,7 +34,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    fn new(limit: Duration) -> Self {
+    pub(super) fn new(limit: Duration) -> Self {
         Self { stage: watch::Sender::new(client(limit)), answer: Mutex::new(None) }
     }
 
@@ -52,6 +52,11 @@ impl Peer {
     /// The answer is ready. The client has `limit` to read it and to send the next request.
     pub(crate) fn answers(&self, held: Option<Held>, limit: Duration) {
         *self.answer.lock() = held;
+        self.set(client(limit));
+    }
+
+    /// A part of an answer is ready. The client has `limit` to read it.
+    pub(crate) fn waits(&self, limit: Duration) {
         self.set(client(limit));
     }
 
@@ -86,7 +91,7 @@ impl Peer {
         }
     }
 
-    fn waits_since(&self) -> Option<Instant> {
+    pub(super) fn waits_since(&self) -> Option<Instant> {
         match *self.stage.borrow() {
             Stage::Client { since, .. } => Some(since),
             Stage::Serving | Stage::Closed => None,

@@ -5,7 +5,7 @@ use crate::functions::testing::version;
 
 fn answer(logs: &str) -> Result<Answer, Failed> {
     Ok(Answer {
-        json: "1".to_owned(),
+        payload: b"1".to_vec(),
         duration: Duration::from_micros(2_150),
         logs: logs.to_owned(),
         max_memory: (34 << 20) + 1,

@@ -17,6 +17,7 @@ mod requests;
 mod scratch;
 mod standby;
 mod status;
+mod stream;
 mod table;
 mod usage;
 
@@ -40,3 +41,5 @@ pub(crate) use requests::{PublishFailure, Request, invoke, provide, publish};
 pub(crate) use scratch::Scratch;
 pub(crate) use standby::Standbys;
 pub use status::{DaemonStatus, Latency, MemoryStatus, MonitorsStatus, VersionStatus};
+pub use stream::{AnswerEvent, AnswerStream, Answering, Served};
+pub(crate) use stream::{AnswerSender, answering};

@@ -19,6 +19,7 @@ use super::lambda_log::log;
 use super::launcher::{FreezeError, Frozen, LaunchError, PlanError, Thawed};
 use super::microvm::Microvm;
 use super::report::{InvocationReport, ProcessUsage};
+use super::stream::AnswerSender;
 use crate::functions::{CodeError, CodeStore, Version, VersionSnapshot};
 use crate::metrics::StartKind;
 
@@ -70,6 +71,14 @@ pub struct Invoked {
     pub report: InvocationReport,
     /// The log of a request that reached the function, in AWS Lambda's form.
     pub log: String,
+}
+
+impl Invoked {
+    /// The result of a request whose task panicked.
+    pub(crate) fn failed(error: JoinError) -> Self {
+        let report = InvocationReport::default();
+        Self { outcome: Err(error.into()), report, log: String::new() }
+    }
 }
 
 /// A request got no answer.
@@ -189,11 +198,17 @@ impl InvokeFailure {
     }
 }
 
-/// Serves one request, from the queue to the answer.
+/// Serves one request, from the queue to the answer. An answer that the function streams goes to
+/// `sender`, if there is one.
 ///
 /// A warm microVM that ended before it received the request is replaced by another. The function
 /// runs at most once.
-pub(crate) async fn invoke(fleet: Arc<Fleet>, code: CodeStore, request: Request) -> Invoked {
+pub(crate) async fn invoke(
+    fleet: Arc<Fleet>,
+    code: CodeStore,
+    request: Request,
+    sender: &mut Option<AnswerSender>,
+) -> Invoked {
     let Version { function, version, .. } = &*request.version;
     // Counts until the answer has arrived.
     let in_flight = fleet.begin_request(function, request.concurrency);
@@ -203,7 +218,7 @@ pub(crate) async fn invoke(fleet: Arc<Fleet>, code: CodeStore, request: Request)
             ..InvocationReport::default()
         };
         let outcome = match &in_flight {
-            Ok(_) => serve(&fleet, &code, &request, &mut report).await,
+            Ok(_) => serve(&fleet, &code, &request, &mut report, sender).await,
             Err(error) => Err((*error).into()),
         };
         // Each attempt removes a microVM from the fleet, so the loop ends.
@@ -230,6 +245,7 @@ async fn serve(
     code: &CodeStore,
     request: &Request,
     report: &mut InvocationReport,
+    sender: &mut Option<AnswerSender>,
 ) -> Result<Result<Answer, Failed>, InvokeFailure> {
     let version = &request.version;
     let lease = fleet.acquire(LeaseRequest { version: Arc::clone(version), new: false }).await;
@@ -270,12 +286,17 @@ async fn serve(
     };
     let (launcher, called) = (Arc::clone(&fleet.launcher), Arc::clone(version));
     let sent = Instant::now();
-    let (agent, answered) = spawn_blocking(move || {
+    let mut sink = sender.take();
+    let (agent, sink, answered) = spawn_blocking(move || {
         agent.set_credentials(launcher.credentials(&called));
-        let answered = agent.invoke(&invocation);
-        (agent, answered)
+        let answered = match &mut sink {
+            Some(sink) => agent.invoke_with(&invocation, sink),
+            None => agent.invoke(&invocation),
+        };
+        (agent, sink, answered)
     })
     .await?;
+    *sender = sink;
     report.invoke_ns = nanoseconds(sent.elapsed());
     report.usage = microvm.process().and_then(|process| ProcessUsage::since(before, process));
     let vm = Vm { microvm, agent, reservation };

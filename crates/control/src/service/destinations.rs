@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use firn_run::{EventError, Invocation};
 use serde::Serialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::Control;
@@ -138,6 +139,16 @@ impl Control {
         let next = self.events.accept_after(event.hops() + 1, target, invocation).await?;
         self.spawn_event(next, TraceContext::default());
         Ok(())
+    }
+}
+
+/// An answer as JSON: what a function has streamed may be other text.
+pub(super) fn json_of(payload: Vec<u8>) -> String {
+    let text = String::from_utf8(payload)
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
+    match serde_json::from_str::<&RawValue>(&text) {
+        Ok(_) => text,
+        Err(_) => Value::String(text).to_string(),
     }
 }
 

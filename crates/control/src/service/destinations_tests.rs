@@ -1,4 +1,4 @@
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::super::testing::{new_function, options};
 use super::*;
@@ -55,6 +55,18 @@ fn a_record_is_that_of_aws_lambda() {
     assert_eq!(record["requestContext"]["functionArn"], format!("{ARN}f"));
     assert_eq!(record["responseContext"], json!({ "statusCode": 200, "executedVersion": "3" }));
     assert_eq!(record["responsePayload"], json!([2]));
+}
+
+#[test]
+fn an_answer_that_is_not_json_is_a_string_in_a_record() {
+    for (payload, expected) in [
+        (&b"{\"a\": 1.50}"[..], "{\"a\": 1.50}"),
+        (b"plain \"text\"", "\"plain \\\"text\\\"\""),
+        (b"", "\"\""),
+        (b"\xff1", "\"\u{fffd}1\""),
+    ] {
+        assert_eq!(json_of(payload.to_vec()), expected);
+    }
 }
 
 /// No microVM starts here, so the events stay in their files.

@@ -8,12 +8,12 @@ use firn_run::Invocation;
 use uuid::Uuid;
 
 use super::backoff::Backoff;
-use super::destinations::{Condition, Ended as EventEnded, Response};
+use super::destinations::{Condition, Ended as EventEnded, Response, json_of};
 use super::errors::{EventRefused, FindError, PrepareError};
 use super::events::Event;
 use super::{Control, Found, Hold};
 use crate::functions::{Target, VersionState};
-use crate::instances::{self, InvocationReport, Invoked, Request};
+use crate::instances::{self, AnswerSender, Answering, Invoked, Request, Served, answering};
 use crate::metrics::Outcome;
 use crate::telemetry::{Ended, TraceContext};
 
@@ -105,15 +105,27 @@ impl Control {
         let control = Arc::clone(self);
         let Prepared { found, invocation, trace, received, hold, .. } = prepared;
         let task = tokio::spawn(async move {
-            let invoked = control.serve(found, Arc::new(invocation), received, &trace).await;
+            let invocation = Arc::new(invocation);
+            let invoked = control.serve(found, invocation, received, &trace, &mut None).await;
             drop(hold);
             invoked
         });
-        task.await.unwrap_or_else(|error| Invoked {
-            outcome: Err(error.into()),
-            report: InvocationReport::default(),
-            log: String::new(),
-        })
+        task.await.unwrap_or_else(Invoked::failed)
+    }
+
+    /// Serves a request, as [`Control::invoke`], and returns once the function begins to stream its
+    /// answer.
+    pub async fn stream(self: &Arc<Self>, prepared: Prepared) -> Answering {
+        let control = Arc::clone(self);
+        let Prepared { found, invocation, trace, received, hold, .. } = prepared;
+        let (sender, beginning, parts) = AnswerSender::new();
+        let task = tokio::spawn(async move {
+            let (invocation, mut sender) = (Arc::new(invocation), Some(sender));
+            let invoked = control.serve(found, invocation, received, &trace, &mut sender).await;
+            drop(hold);
+            Served { complete: sender.is_some_and(|sender| sender.is_complete()), invoked }
+        });
+        answering(beginning, parts, task).await
     }
 
     /// Accepts an event and serves it in the background. The daemon retries it as AWS Lambda does:
@@ -179,7 +191,10 @@ impl Control {
             }
             let version = found.version.version.clone();
             let invoked = match event.load().await {
-                Ok(loaded) => self.serve(found, loaded.invocation(), Instant::now(), trace).await,
+                Ok(loaded) => {
+                    let (invocation, now) = (loaded.invocation(), Instant::now());
+                    self.serve(found, invocation, now, trace, &mut None).await
+                }
                 Err(error) => {
                     let error: &(dyn std::error::Error + 'static) = &error;
                     tracing::error!(
@@ -197,7 +212,8 @@ impl Control {
                 |payload| Some(Response { version: version.clone(), failed: true, payload });
             let wait = match invoked.outcome {
                 Ok(Ok(answer)) => {
-                    let (condition, payload) = (Condition::Success, answer.json);
+                    let condition = Condition::Success;
+                    let payload = json_of(answer.payload);
                     let response = Some(Response { version, failed: false, payload });
                     let ended = EventEnded { condition, attempts, response };
                     self.deliver(event, settings.on_success.as_ref(), &ended).await;
@@ -248,6 +264,7 @@ impl Control {
         invocation: Arc<Invocation>,
         received: Instant,
         parent: &TraceContext,
+        sender: &mut Option<AnswerSender>,
     ) -> Invoked {
         let (id, version) = (found.function, Arc::new(found.version));
         let request_id = invocation.request_id().to_owned();
@@ -259,7 +276,8 @@ impl Control {
             accepted: Instant::now(),
         };
         let (fleet, code) = (Arc::clone(&self.fleet), self.code.clone());
-        let Invoked { outcome, report, log } = instances::invoke(fleet, code, request).await;
+        let invoked = instances::invoke(fleet, code, request, sender).await;
+        let Invoked { outcome, report, log } = invoked;
         let (function, number) = (&version.function, &version.version);
         let failure = match &outcome {
             Ok(Ok(_)) => None,

@@ -7,10 +7,12 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use firn_agent::protocol::{
-    Base64Bytes, Identify, Invoke, Load, Loaded, MAX_EVENT_BYTES, MAX_FUNCTION_BYTES,
-    MAX_REPLY_LENGTH, MAX_REQUEST_LENGTH, NEWEST_VERSION, OLDEST_VERSION, Put, Reply, Request,
-    RoleCredentials, RuntimeKind, Status, Timed, receive, send,
+    Base64Bytes, Failed, FunctionError, Identify, Invoke, Load, Loaded, MAX_ANSWER_BYTES,
+    MAX_EVENT_BYTES, MAX_FUNCTION_BYTES, MAX_PART_BYTES, MAX_REPLY_LENGTH, MAX_REQUEST_LENGTH,
+    MAX_STREAM_BYTES, NEWEST_VERSION, OLDEST_VERSION, Put, Reply, Request, RoleCredentials,
+    RuntimeKind, Status, Timed, Usage, receive, send,
 };
+use firn_base::nanoseconds;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use uuid::Uuid;
@@ -83,8 +85,9 @@ pub struct Invocation {
 /// What a function answered.
 #[derive(Debug, Clone)]
 pub struct Answer {
-    /// The answer: one JSON document.
-    pub json: String,
+    /// The answer: one JSON document, or what the function has streamed. `null` if an
+    /// [`AnswerSink`] has it.
+    pub payload: Vec<u8>,
     /// Event handed to the runtime to answer read, by the guest's clock.
     pub duration: Duration,
     /// The end of what the function printed meanwhile, as the guest sent it: control characters
@@ -93,6 +96,37 @@ pub struct Answer {
     /// The most memory of the function's processes so far, bytes: the sum of their largest resident
     /// sets.
     pub max_memory: u64,
+}
+
+/// Takes an answer that a function streams.
+pub trait AnswerSink {
+    /// The function has begun to stream an answer of a content type.
+    fn begin(&mut self, content_type: Option<String>);
+
+    /// Takes the next bytes of the answer, within the function's time limit, which ends at
+    /// `deadline`. Meanwhile the function waits.
+    fn part(&mut self, bytes: Vec<u8>, deadline: Instant);
+}
+
+/// A streamed answer as a whole.
+#[derive(Debug, Default)]
+struct Whole {
+    begun: bool,
+    bytes: Vec<u8>,
+    too_long: bool,
+}
+
+impl AnswerSink for Whole {
+    fn begin(&mut self, _content_type: Option<String>) {
+        self.begun = true;
+    }
+
+    fn part(&mut self, bytes: Vec<u8>, _deadline: Instant) {
+        self.too_long |= self.bytes.len() + bytes.len() > MAX_ANSWER_BYTES;
+        if !self.too_long {
+            self.bytes.extend(bytes);
+        }
+    }
 }
 
 impl Invocation {
@@ -333,6 +367,23 @@ impl AgentClient {
     /// [`InvokeError::Function`] if the function fails, is too slow or its answer is too long;
     /// [`InvokeError::Refused`] if no function is loaded or the clone has no identity.
     pub fn invoke(&mut self, invocation: &Invocation) -> Result<Answer, InvokeError> {
+        let mut whole = Whole::default();
+        let answer = self.invoke_with(invocation, &mut whole)?;
+        if whole.too_long {
+            return Err(InvokeError::Function(too_long(&answer)));
+        }
+        Ok(if whole.begun { Answer { payload: whole.bytes, ..answer } } else { answer })
+    }
+
+    /// [`Self::invoke`], and an answer that the function streams goes to `sink` as it arrives.
+    ///
+    /// # Errors
+    /// As [`Self::invoke`]. The function can fail after it has begun an answer.
+    pub fn invoke_with(
+        &mut self,
+        invocation: &Invocation,
+        sink: &mut dyn AnswerSink,
+    ) -> Result<Answer, InvokeError> {
         let request = Request::Invoke(Invoke {
             request_id: invocation.request_id.clone(),
             event: invocation.event.clone(),
@@ -341,11 +392,34 @@ impl AgentClient {
             client_context: invocation.client_context.clone(),
             trace_id: invocation.trace_id.clone(),
             credentials: self.credentials.clone(),
+            stream: true,
         });
-        match self.exchange(&request, invocation.time_limit)? {
+        let function_deadline = after(invocation.time_limit);
+        let limit = invocation.time_limit.saturating_add(self.grace);
+        let deadline = after(limit);
+        let mut reply = self.exchange_until(&request, deadline, limit)?;
+        if let Reply::Begun { content_type } = reply {
+            sink.begin(content_type);
+            let mut left = MAX_STREAM_BYTES;
+            reply = loop {
+                match self.receive_until(deadline, limit) {
+                    Ok(Reply::Part(Base64Bytes(bytes)))
+                        if bytes.len() <= left.min(MAX_PART_BYTES) =>
+                    {
+                        left -= bytes.len();
+                        sink.part(bytes, function_deadline);
+                    }
+                    Ok(reply) => break reply,
+                    // The function has received the request.
+                    Err(ExchangeError::Undelivered) => return Err(ExchangeError::Closed.into()),
+                    Err(error) => return Err(error.into()),
+                }
+            };
+        }
+        match reply {
             Reply::Answered(answered) if answered.request_id == invocation.request_id => {
                 Ok(Answer {
-                    json: Box::<str>::from(answered.answer).into(),
+                    payload: String::from(Box::<str>::from(answered.answer)).into_bytes(),
                     duration: Duration::from_nanos(answered.duration_ns),
                     logs: answered.logs,
                     max_memory: answered.max_memory_bytes,
@@ -429,11 +503,21 @@ impl AgentClient {
         limit: Duration,
     ) -> Result<Reply, ExchangeError> {
         let mut timed = Timed::new(&self.stream, deadline);
-        let reply = send(&mut timed, request, MAX_REQUEST_LENGTH)
-            .map_err(|error| sending(error, limit))
-            .and_then(|()| {
-                receive(&mut timed, MAX_REPLY_LENGTH).map_err(|error| receiving(error, limit))
-            });
+        let sent = send(&mut timed, request, MAX_REQUEST_LENGTH);
+        if let Err(error) = sent {
+            self.close();
+            return Err(sending(error, limit));
+        }
+        self.receive_until(deadline, limit)
+    }
+
+    fn receive_until(
+        &mut self,
+        deadline: Instant,
+        limit: Duration,
+    ) -> Result<Reply, ExchangeError> {
+        let mut timed = Timed::new(&self.stream, deadline);
+        let reply = receive(&mut timed, MAX_REPLY_LENGTH).map_err(|error| receiving(error, limit));
         if reply.is_err() {
             self.close();
         }
@@ -461,6 +545,21 @@ impl AgentClient {
             Ok(_) => Err(self.unexpected()),
         }
     }
+}
+
+/// The error of a function whose streamed answer is longer than one without a stream may be.
+fn too_long(answer: &Answer) -> Failed {
+    let error = FunctionError {
+        error_type: "Function.ResponseSizeTooLarge".to_owned(),
+        error_message: format!(
+            "Response payload size exceeded maximum allowed payload size ({MAX_ANSWER_BYTES} bytes)."
+        ),
+        request_id: None,
+        stack_trace: Vec::new(),
+    };
+    let usage =
+        Usage { duration_ns: nanoseconds(answer.duration), max_memory_bytes: answer.max_memory };
+    Failed { usage: Some(Box::new(usage)), ..Failed::new(error, answer.logs.clone()) }
 }
 
 /// Whole milliseconds, at least one: what is left of a limit may be less.

@@ -6,7 +6,7 @@ mod errors;
 #[cfg(test)]
 mod tests;
 
-pub use client::{AgentClient, Answer, Invocation, LambdaLoad, LoadOptions};
+pub use client::{AgentClient, Answer, AnswerSink, Invocation, LambdaLoad, LoadOptions};
 pub(crate) use errors::LIMIT_OPTIONS;
 pub use errors::{
     ConnectError, EventError, ExchangeError, IdentifyError, InvokeError, LoadError,

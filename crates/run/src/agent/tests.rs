@@ -6,11 +6,12 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use firn_agent::protocol::{
-    MAX_EVENT_BYTES, MAX_REPLY_LENGTH, MAX_REQUEST_LENGTH, Request, receive, write_frame,
+    Base64Bytes, MAX_ANSWER_BYTES, MAX_EVENT_BYTES, MAX_PART_BYTES, MAX_REPLY_LENGTH,
+    MAX_REQUEST_LENGTH, Reply, Request, receive, write_frame,
 };
 use firn_agent::serve::{Machine, RuntimeConfig, Server};
 use serde_json::{Value, json};
@@ -158,7 +159,7 @@ fn a_function_is_loaded_frozen_identified_and_invoked() {
     let request = invocation(&json!({"a": 1}));
     let answer = client.invoke(&request).unwrap();
     let expected = json!([{"a": 1}, identity.instance_id, request.request_id()]);
-    assert_eq!(serde_json::from_str::<Value>(&answer.json).unwrap(), expected);
+    assert_eq!(serde_json::from_slice::<Value>(&answer.payload).unwrap(), expected);
     assert_eq!(answer.logs, "asked\n");
 
     let status = client.status().unwrap();
@@ -368,4 +369,107 @@ fn a_freeze_that_is_not_followed_by_the_end_of_the_connection_fails() {
     let error = place.connect().prepare_freeze(LIMIT).unwrap_err();
     let unexpected = PrepareFreezeError::Exchange(ExchangeError::Unexpected);
     assert_eq!(format!("{error:?}"), format!("{unexpected:?}"));
+}
+
+/// A guest that sends these replies to a request.
+fn replies(documents: &[Value]) -> Vec<u8> {
+    documents.iter().flat_map(|document| frame(&document.to_string())).collect()
+}
+
+fn part(bytes: &[u8]) -> Value {
+    serde_json::to_value(Reply::Part(Base64Bytes(bytes.to_vec()))).unwrap()
+}
+
+/// The last reply to `request`.
+fn answered(request: &Invocation) -> Value {
+    json!({ "answered": {
+        "request_id": request.request_id(), "answer": null, "duration_ns": 5, "logs": "l",
+    }})
+}
+
+/// What a client gets from a guest that sends `documents` to a request.
+fn invoke_streaming(
+    documents: impl FnOnce(&Invocation) -> Vec<Value>,
+    sink: Option<&mut dyn AnswerSink>,
+) -> Result<Answer, InvokeError> {
+    let place = Place::new();
+    let request = invocation(&json!(1));
+    let reply = replies(&documents(&request));
+    let listener = UnixListener::bind(place.socket()).unwrap();
+    let guest = thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        accept(&stream, b"OK 1\n");
+        greet_and_reply(&stream, &reply);
+    });
+    let mut client = place.connect();
+    let answer = match sink {
+        Some(sink) => client.invoke_with(&request, sink),
+        None => client.invoke(&request),
+    };
+    drop(client);
+    // A guest that sends more than the client reads fails.
+    let _ = guest.join();
+    answer
+}
+
+#[derive(Default)]
+struct Kept(Vec<String>);
+
+impl AnswerSink for Kept {
+    fn begin(&mut self, content_type: Option<String>) {
+        self.0.push(content_type.unwrap());
+    }
+
+    fn part(&mut self, bytes: Vec<u8>, _deadline: Instant) {
+        self.0.push(String::from_utf8(bytes).unwrap());
+    }
+}
+
+#[test]
+fn a_streamed_answer_goes_to_the_sink_in_parts() {
+    let begun = json!({ "begun": { "content_type": "text/x" } });
+    let mut sink = Kept::default();
+    let documents = |request: &Invocation| vec![begun, part(b"a"), part(b"b"), answered(request)];
+    let answer = invoke_streaming(documents, Some(&mut sink)).unwrap();
+    assert_eq!(sink.0, ["text/x", "a", "b"]);
+    assert_eq!((&*answer.payload, &*answer.logs), (&b"null"[..], "l"));
+}
+
+#[test]
+fn a_streamed_answer_as_a_whole_need_not_be_json_and_has_a_limit() {
+    let begun = json!({ "begun": { "content_type": null } });
+    let long = vec![b'x'; MAX_PART_BYTES];
+    let parts = MAX_ANSWER_BYTES / MAX_PART_BYTES;
+    let rest = MAX_ANSWER_BYTES % MAX_PART_BYTES;
+    for (last, fits) in [(rest, true), (rest + 1, false)] {
+        let documents = |request: &Invocation| {
+            let mut documents = vec![begun.clone()];
+            documents.extend((0..parts).map(|_| part(&long)));
+            documents.extend([part(&long[..last]), answered(request)]);
+            documents
+        };
+        match invoke_streaming(documents, None) {
+            Ok(answer) if fits => assert_eq!(answer.payload.len(), MAX_ANSWER_BYTES),
+            Err(InvokeError::Function(failed)) if !fits => {
+                assert_eq!(failed.error.error_type, "Function.ResponseSizeTooLarge");
+                assert_eq!((&*failed.logs, failed.usage.unwrap().duration_ns), ("l", 5));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_stream_that_breaks_the_protocol_is_refused() {
+    let begun = json!({ "begun": { "content_type": null } });
+    let long = part(&vec![0; MAX_PART_BYTES + 1]);
+    for documents in
+        [vec![part(b"a")], vec![begun.clone(), begun.clone()], vec![begun.clone(), long]]
+    {
+        let error = exchange_error(invoke_streaming(|_| documents, None));
+        assert!(matches!(error, ExchangeError::Unexpected), "{error:?}");
+    }
+    // The function has run, so the request must not go to another guest.
+    let error = exchange_error(invoke_streaming(|_| vec![begun, part(b"a")], None));
+    assert!(matches!(error, ExchangeError::Closed), "{error:?}");
 }

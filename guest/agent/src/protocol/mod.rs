@@ -2,7 +2,9 @@
 //!
 //! A connection carries frames (see [`send`] and [`receive`]), each with one JSON document: a
 //! [`Request`] from the host, then one [`Reply`] from the guest. The first request is
-//! [`Request::Hello`]. The host sends a request only after the reply to the previous one.
+//! [`Request::Hello`]. The host sends a request only after the reply to the previous one. Only an
+//! [`Invoke`] that asks for it has [`Reply::Begun`] and any number of [`Reply::Part`] before its
+//! reply.
 
 mod base64_bytes;
 mod frame;
@@ -43,6 +45,12 @@ pub const MAX_EVENT_BYTES: usize = 6 << 20;
 
 /// Maximum length of a function's answer, in bytes of JSON (AWS Lambda's limit).
 pub const MAX_ANSWER_BYTES: usize = 6_291_556;
+
+/// Maximum length of an answer that the function streams, in bytes (AWS Lambda's limit).
+pub const MAX_STREAM_BYTES: usize = 200 << 20;
+
+/// Maximum length of a [`Reply::Part`], in bytes.
+pub const MAX_PART_BYTES: usize = 64 << 10;
 
 /// Maximum total size of a function's files, in bytes.
 pub const MAX_FUNCTION_BYTES: usize = 16 << 20;
@@ -218,6 +226,10 @@ pub struct Invoke {
     /// The present keys of the function's role, in place of earlier ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials: Option<RoleCredentials>,
+    /// Whether the host takes an answer that the function streams in parts. An agent of an earlier
+    /// build, and any function that does not stream, sends the whole answer.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stream: bool,
 }
 
 /// The identity that distinguishes a clone of a snapshot from all others.
@@ -262,6 +274,13 @@ pub enum Reply {
     },
     /// The function is loaded.
     Loaded(Loaded),
+    /// The function has begun to stream its answer.
+    Begun {
+        /// The content type that it has named.
+        content_type: Option<String>,
+    },
+    /// The next bytes of the answer: 1 to [`MAX_PART_BYTES`].
+    Part(Base64Bytes),
     /// The function answered.
     Answered(Answered),
     /// The function failed, when loading or while handling a request.
@@ -292,7 +311,8 @@ pub struct Loaded {
 pub struct Answered {
     /// The request id.
     pub request_id: String,
-    /// The function's answer: one JSON document of at most [`MAX_ANSWER_BYTES`].
+    /// The function's answer: one JSON document of at most [`MAX_ANSWER_BYTES`]; `null` if the
+    /// answer was sent in parts.
     pub answer: Box<RawValue>,
     /// Time from passing the event to the runtime to reading its answer, in nanoseconds of the
     /// guest's clock.

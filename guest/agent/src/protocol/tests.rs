@@ -174,6 +174,7 @@ fn encoding_of_version_1_is_stable() {
                 client_context: None,
                 trace_id: None,
                 credentials: None,
+                stream: false,
             }),
             r#"{"invoke":{"request_id":"r","event":{"b": 1, "a": [1.50]},"time_limit_ms":9}}"#,
         ),

@@ -152,10 +152,14 @@ impl Instance {
         Ok(Loaded { duration_ns: nanoseconds(started.elapsed()), logs })
     }
 
-    /// Passes one event to the function.
-    pub(crate) fn invoke(&mut self, invoke: &Invoke) -> Result<Answered, Failure> {
+    /// Passes one event to the function, and an answer that it streams to `host`.
+    pub(crate) fn invoke(
+        &mut self,
+        invoke: &Invoke,
+        host: &mut dyn FnMut(&Reply),
+    ) -> Result<Answered, Failure> {
         let started = Instant::now();
-        let result = self.pass(invoke);
+        let result = self.pass(invoke, host);
         if let Some(runtime) = &self.runtime {
             self.peak_memory = self.peak_memory.max(runtime.peak_memory());
         }
@@ -171,7 +175,7 @@ impl Instance {
         }
     }
 
-    fn pass(&mut self, invoke: &Invoke) -> Result<Answered, Failure> {
+    fn pass(&mut self, invoke: &Invoke, host: &mut dyn FnMut(&Reply)) -> Result<Answered, Failure> {
         self.check_open()?;
         function::check_time_limit(invoke.time_limit_ms)
             .map_err(|reason| refusal(RefusalKind::BadRequest, reason))?;
@@ -183,12 +187,12 @@ impl Instance {
         let mut runtime = self.take_open_runtime()?;
         let limit = Duration::from_millis(invoke.time_limit_ms);
         let mut started = Instant::now();
-        let mut outcome = runtime.invoke(invoke, started + limit);
+        let mut outcome = runtime.invoke(invoke, started + limit, host);
         if let Err(ExchangeError::EndedBefore) = outcome {
             drop(runtime);
             runtime = self.take_open_runtime()?;
             started = Instant::now();
-            outcome = runtime.invoke(invoke, started + limit);
+            outcome = runtime.invoke(invoke, started + limit, host);
         }
         let duration_ns = nanoseconds(started.elapsed());
         let outcome = match outcome {

@@ -101,9 +101,9 @@ impl Server {
             let (reply, next) = match receive::<Request>(stream, MAX_REQUEST_LENGTH) {
                 Ok(request @ Request::Hello { .. }) => {
                     greeted = true;
-                    self.answer(request)
+                    self.answer(request, stream)
                 }
-                Ok(request) if greeted => self.answer(request),
+                Ok(request) if greeted => self.answer(request, stream),
                 Ok(_) => {
                     let reason = "the first request of a connection must be hello";
                     (refusal(RefusalKind::Version, reason).into(), Next::Close)
@@ -124,7 +124,8 @@ impl Server {
         }
     }
 
-    fn answer(&self, request: Request) -> (Reply, Next) {
+    /// Carries out a request. An answer that the function streams goes to `stream`.
+    fn answer(&self, request: Request, stream: &mut impl Write) -> (Reply, Next) {
         match request {
             Request::Hello { oldest, newest } => hello(oldest, newest),
             Request::Put(put) => {
@@ -141,7 +142,7 @@ impl Server {
                 drop(instance);
                 (loaded.map_or_else(Reply::from, Reply::Loaded), Next::Continue)
             }
-            Request::Invoke(invoke) => (self.invoke(&invoke), Next::Continue),
+            Request::Invoke(invoke) => (self.invoke(&invoke, stream), Next::Continue),
             Request::PrepareFreeze => {
                 self.admits.store(false, Ordering::SeqCst);
                 let mut instance = self.instance.lock();
@@ -160,11 +161,14 @@ impl Server {
         }
     }
 
-    fn invoke(&self, invoke: &Invoke) -> Reply {
+    fn invoke(&self, invoke: &Invoke, stream: &mut impl Write) -> Reply {
         if !self.admits.load(Ordering::SeqCst) {
             return not_identified().into();
         }
-        let answered = self.instance.lock().invoke(invoke);
+        // If the host has closed the connection, so does this side after the reply. The function
+        // runs until then.
+        let mut host = |part: &Reply| drop(send(stream, part, MAX_REPLY_LENGTH));
+        let answered = self.instance.lock().invoke(invoke, &mut host);
         if !matches!(answered, Err(Failure::Refused(_))) {
             self.invocations.fetch_add(1, Ordering::Relaxed);
         }

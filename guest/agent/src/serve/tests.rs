@@ -228,6 +228,7 @@ fn invoke(event: &Value, time_limit_ms: u64) -> Request {
         client_context: None,
         trace_id: None,
         credentials: None,
+        stream: false,
     })
 }
 
@@ -483,6 +484,7 @@ mod failures {
             client_context: None,
             trace_id: None,
             credentials: None,
+            stream: false,
         });
         match host.ask(&deep) {
             Reply::Failed(failed) => assert_eq!(failed.error.error_type, "Runtime.UnmarshalError"),

@@ -177,6 +177,12 @@ fn boto3_and_the_aws_command_work_unmodified() {
     );
     assert_eq!(second["body"]["hooks"], json!([]), "hooks run only with SnapStart");
     reported(second, &["Billed Duration", "Init Duration"]);
+    let streamed = &seen["streamed"];
+    assert_eq!(
+        (&streamed["body"]["greeting"], &streamed["complete"]),
+        (&json!("Hi, Di?"), &json!({}))
+    );
+    reported(streamed, &["Billed Duration"]);
     // A thaw, a warm microVM, and a boot.
     for invoked in [first, raised, second] {
         adds_up(&invoked["report"]);

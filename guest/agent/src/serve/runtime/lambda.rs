@@ -7,13 +7,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
+use hyper::StatusCode;
 use serde_json::value::RawValue;
+use tokio::sync::mpsc::error::TryRecvError;
 
-use super::api::{Call, CallKind, Calls, PostedError, RuntimeApi};
+use super::api::{Call, CallKind, Calls, Part, Parts, PostedError, RuntimeApi};
 use super::channel::{Channel, Identity};
 use super::process::Process;
 use super::{ExchangeError, Outcome, RuntimeConfig, StartError};
-use crate::protocol::{FunctionError, Invoke, Load, MAX_ANSWER_BYTES, RuntimeKind};
+use crate::protocol::{
+    Base64Bytes, FunctionError, Invoke, Load, MAX_ANSWER_BYTES, MAX_PART_BYTES, MAX_STREAM_BYTES,
+    Reply, RuntimeKind,
+};
 
 /// The Python program: identity for clones, then AWS Lambda's unmodified runtime interface client.
 const BOOTSTRAP: &str = concat!(include_str!("../../clone.py"), include_str!("../../bootstrap.py"));
@@ -196,6 +201,7 @@ impl LambdaRuntime {
         &mut self,
         invoke: &Invoke,
         deadline: Instant,
+        host: &mut dyn FnMut(&Reply),
     ) -> Result<Outcome, ExchangeError> {
         if self.restorable {
             return Err(ExchangeError::NotRestored);
@@ -215,32 +221,115 @@ impl LambdaRuntime {
             _ => return Err(self.stray(next)),
         }
         loop {
-            let call = self.next_call(deadline)?;
-            match &call.kind {
+            let mut call = self.next_call(deadline)?;
+            match &mut call.kind {
                 CallKind::Response { request_id, .. }
+                | CallKind::Stream { request_id, .. }
                 | CallKind::InvocationError { request_id, .. }
                     if *request_id != invoke.request_id =>
                 {
-                    call.refuse(400, "InvalidRequestID", "this request is not in flight");
+                    let text = "this request is not in flight";
+                    call.refuse(StatusCode::BAD_REQUEST, "InvalidRequestID", text);
                 }
                 CallKind::Response { body, .. } if body.len() > MAX_ANSWER_BYTES => {
-                    let text = format!(
-                        "Response payload size exceeded maximum allowed payload size ({MAX_ANSWER_BYTES} bytes)."
-                    );
-                    let kind = "Function.ResponseSizeTooLarge";
-                    call.refuse(413, kind, &text);
-                    return Ok(Outcome::Error(error(kind, text)));
+                    return Ok(refuse_long(call, MAX_ANSWER_BYTES));
                 }
                 CallKind::Response { body, .. } => {
                     let answer = answer(body);
                     call.accept();
                     return Ok(answer);
                 }
+                CallKind::Stream { content_type, parts, .. } => {
+                    let mut body = Vec::new();
+                    let streamed = if invoke.stream {
+                        host(&Reply::Begun { content_type: content_type.take() });
+                        self.stream(parts, MAX_STREAM_BYTES, deadline, &mut |bytes| {
+                            for part in bytes.chunks(MAX_PART_BYTES) {
+                                host(&Reply::Part(Base64Bytes(part.to_vec())));
+                            }
+                        })
+                    } else {
+                        self.stream(parts, MAX_ANSWER_BYTES, deadline, &mut |bytes| {
+                            body.extend_from_slice(bytes);
+                        })
+                    };
+                    return match streamed? {
+                        Streamed::Whole => {
+                            call.accept();
+                            Ok(answer(&body))
+                        }
+                        Streamed::Failed(posted) => {
+                            call.accept();
+                            Ok(Outcome::Error(read_error(&posted)))
+                        }
+                        Streamed::TooLong(limit) => Ok(refuse_long(call, limit)),
+                        Streamed::CutOff => self.cut_off(deadline),
+                    };
+                }
                 CallKind::InvocationError { .. } => return Ok(Outcome::Error(self.posted(call))),
                 // The runtime abandoned the request without a response.
                 _ => return Err(self.stray(call)),
             }
         }
+    }
+
+    /// Passes the parts of an answer to `take`, up to `limit` bytes.
+    fn stream(
+        &mut self,
+        parts: &mut Parts,
+        limit: usize,
+        deadline: Instant,
+        take: &mut dyn FnMut(&[u8]),
+    ) -> Result<Streamed, ExchangeError> {
+        let mut left = limit;
+        loop {
+            match self.part(parts, deadline)? {
+                Some(Part::Bytes(bytes)) if bytes.len() > left => {
+                    return Ok(Streamed::TooLong(limit));
+                }
+                Some(Part::Bytes(bytes)) => {
+                    left -= bytes.len();
+                    take(&bytes);
+                }
+                Some(Part::End(None)) => return Ok(Streamed::Whole),
+                Some(Part::End(Some(posted))) => return Ok(Streamed::Failed(posted)),
+                None => return Ok(Streamed::CutOff),
+            }
+        }
+    }
+
+    /// Waits for the next part of an answer. `None` if the runtime has closed the connection.
+    fn part(
+        &mut self,
+        parts: &mut Parts,
+        deadline: Instant,
+    ) -> Result<Option<Part>, ExchangeError> {
+        let mut ended = false;
+        loop {
+            // Parts that arrive without a pause must not delay the end of the time limit.
+            if Instant::now() >= deadline {
+                return Err(ExchangeError::TimedOut);
+            }
+            match self.calls.part(parts) {
+                Ok(part) => return Ok(Some(part)),
+                Err(TryRecvError::Disconnected) => return Ok(None),
+                Err(TryRecvError::Empty) if ended => return Err(ExchangeError::Ended),
+                Err(TryRecvError::Empty) => {}
+            }
+            ended = self.process.wait(&[self.calls.event()], Some(deadline))?.ended;
+        }
+    }
+
+    /// The outcome of an answer whose connection was closed before its end: the process has ended,
+    /// or it goes on with the next event.
+    fn cut_off(&mut self, deadline: Instant) -> Result<Outcome, ExchangeError> {
+        let call = self.next_call(deadline)?;
+        if !matches!(call.kind, CallKind::Next) {
+            return Err(self.stray(call));
+        }
+        self.waiting = Some(call);
+        let text = "The connection was closed before the end of the response.".to_owned();
+        Ok(Outcome::Error(error("Runtime.TruncatedResponse", text)))
     }
 
     pub(super) fn take_logs(&mut self) -> String {
@@ -297,9 +386,29 @@ impl LambdaRuntime {
 
     /// Refuses a call that is not valid in the current state.
     fn stray(&mut self, call: Call) -> ExchangeError {
-        call.refuse(403, "InvalidStateTransition", "this call is not valid in the current state");
+        let text = "this call is not valid in the current state";
+        call.refuse(StatusCode::FORBIDDEN, "InvalidStateTransition", text);
         ExchangeError::Broken
     }
+}
+
+/// How a streamed answer ended.
+enum Streamed {
+    Whole,
+    Failed(PostedError),
+    /// It has more bytes than this limit.
+    TooLong(usize),
+    /// The runtime closed the connection.
+    CutOff,
+}
+
+/// Refuses an answer that is longer than `limit`.
+fn refuse_long(call: Call, limit: usize) -> Outcome {
+    let kind = "Function.ResponseSizeTooLarge";
+    let text =
+        format!("Response payload size exceeded maximum allowed payload size ({limit} bytes).");
+    call.refuse(StatusCode::PAYLOAD_TOO_LARGE, kind, &text);
+    Outcome::Error(error(kind, text))
 }
 
 /// Whether a file is a script with an interpreter, or a program for this processor. The C library
@@ -330,13 +439,13 @@ fn respond_with_event(call: Call, invoke: &Invoke, deadline: Instant) {
     let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or(Duration::ZERO);
     let deadline_ms = (now + left).as_millis().to_string();
     let mut headers = vec![
-        ("Lambda-Runtime-Aws-Request-Id", invoke.request_id.as_str()),
-        ("Lambda-Runtime-Deadline-Ms", deadline_ms.as_str()),
+        ("lambda-runtime-aws-request-id", invoke.request_id.as_str()),
+        ("lambda-runtime-deadline-ms", deadline_ms.as_str()),
     ];
     let optional = [
-        ("Lambda-Runtime-Invoked-Function-Arn", &invoke.function_arn),
-        ("Lambda-Runtime-Client-Context", &invoke.client_context),
-        ("Lambda-Runtime-Trace-Id", &invoke.trace_id),
+        ("lambda-runtime-invoked-function-arn", &invoke.function_arn),
+        ("lambda-runtime-client-context", &invoke.client_context),
+        ("lambda-runtime-trace-id", &invoke.trace_id),
     ];
     for (name, value) in optional {
         headers.extend(value.as_deref().map(|value| (name, value)));

@@ -25,7 +25,7 @@ use own::OwnRuntime;
 
 use super::freezer::Freezer;
 use crate::protocol::{
-    FrameError, FunctionError, Invoke, Load, ReceiveError, RuntimeKind, SendError,
+    FrameError, FunctionError, Invoke, Load, ReceiveError, Reply, RuntimeKind, SendError,
 };
 
 /// Configuration of the runtime.
@@ -137,15 +137,17 @@ impl Runtime {
         }
     }
 
-    /// Passes one event to the function and waits for the outcome.
+    /// Passes one event to the function and waits for the outcome. An answer that it streams goes
+    /// to `host` in parts, if the request asks for it.
     pub(crate) fn invoke(
         &mut self,
         invoke: &Invoke,
         deadline: Instant,
+        host: &mut dyn FnMut(&Reply),
     ) -> Result<Outcome, ExchangeError> {
         match self {
             Self::Own(runtime) => runtime.invoke(invoke, deadline),
-            Self::Lambda(runtime) => runtime.invoke(invoke, deadline),
+            Self::Lambda(runtime) => runtime.invoke(invoke, deadline, host),
         }
     }
 
