@@ -21,7 +21,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use firn_control::{Control, Cors, Hold, InvocationRequest, Invoked, TraceContext, UrlRequest};
+use firn_control::{Control, Cors, Hold, InvocationRequest, TraceContext, UrlRequest};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
@@ -30,6 +30,7 @@ use uuid::Uuid;
 
 use crate::lambda::{ApiError, REQUEST_ID, Scope};
 use crate::server::Source;
+use crate::url_stream;
 
 /// The second label of the host of every URL.
 pub(crate) const LABEL: &str = "lambda-url";
@@ -122,10 +123,12 @@ impl Call<'_> {
         };
         let prepared = self.control.prepare(request).await;
         let prepared = prepared.map_err(|error| ApiError::not_prepared(error, self.scope))?;
-        let Invoked { outcome, .. } = self.control.invoke(prepared).await;
-        let mut response = match outcome.map_err(ApiError::from)? {
-            Ok(answer) => response(&answer.payload).unwrap_or_else(bad_gateway),
-            Err(_) => bad_gateway(),
+        let mut response = match self.url.url.stream {
+            true => url_stream::respond(self.control.stream(prepared).await).await?,
+            false => match self.control.invoke(prepared).await.outcome.map_err(ApiError::from)? {
+                Ok(answer) => response(&answer.payload).unwrap_or_else(bad_gateway),
+                Err(_) => bad_gateway(),
+            },
         };
         if let Ok(id) = HeaderValue::from_str(&request_id) {
             response.headers_mut().insert(REQUEST_ID, id);
@@ -135,7 +138,7 @@ impl Call<'_> {
 }
 
 /// The function failed, or its answer is not valid.
-fn bad_gateway() -> Response {
+pub(crate) fn bad_gateway() -> Response {
     (StatusCode::BAD_GATEWAY, Json(json!({ "Message": "Internal Server Error" }))).into_response()
 }
 
@@ -242,14 +245,27 @@ fn is_text(content_type: &str) -> bool {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Answer {
+    #[serde(flatten)]
+    head: Head,
+    body: Option<String>,
+    #[serde(default)]
+    is_base64_encoded: bool,
+}
+
+/// What a function's answer states of the response besides its body.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Head {
+    #[serde(default = "ok")]
     status_code: u16,
     #[serde(default)]
     headers: Option<BTreeMap<String, Value>>,
-    body: Option<String>,
     #[serde(default)]
     cookies: Option<Vec<String>>,
-    #[serde(default)]
-    is_base64_encoded: bool,
+}
+
+fn ok() -> u16 {
+    StatusCode::OK.as_u16()
 }
 
 /// The response that a function's answer describes. `None` if it is not valid.
@@ -264,25 +280,34 @@ fn response(json: &[u8]) -> Option<Response> {
         true => STANDARD.decode(body).ok()?,
         false => body.into_bytes(),
     };
-    let mut response = (StatusCode::from_u16(answer.status_code).ok()?, body).into_response();
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    for (name, value) in answer.headers.unwrap_or_default() {
-        let value = match value {
-            Value::String(text) => text,
-            Value::Number(_) | Value::Bool(_) => value.to_string(),
-            _ => return None,
-        };
-        let name = HeaderName::try_from(name).ok()?;
-        // The connection's own headers are the server's.
-        if !["connection", "content-length", "transfer-encoding"].contains(&name.as_str()) {
-            headers.insert(name, HeaderValue::try_from(value).ok()?);
-        }
-    }
-    for cookie in answer.cookies.unwrap_or_default() {
-        headers.append(SET_COOKIE, HeaderValue::try_from(cookie).ok()?);
-    }
+    let mut response = body.into_response();
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    answer.head.apply(&mut response)?;
     Some(response)
+}
+
+impl Head {
+    /// Gives a response the status, the headers and the cookies. `None` if one is not valid.
+    pub(crate) fn apply(self, response: &mut Response) -> Option<()> {
+        *response.status_mut() = StatusCode::from_u16(self.status_code).ok()?;
+        let headers = response.headers_mut();
+        for (name, value) in self.headers.unwrap_or_default() {
+            let value = match value {
+                Value::String(text) => text,
+                Value::Number(_) | Value::Bool(_) => value.to_string(),
+                _ => return None,
+            };
+            let name = HeaderName::try_from(name).ok()?;
+            // The connection's own headers are the server's.
+            if !["connection", "content-length", "transfer-encoding"].contains(&name.as_str()) {
+                headers.insert(name, HeaderValue::try_from(value).ok()?);
+            }
+        }
+        for cookie in self.cookies.unwrap_or_default() {
+            headers.append(SET_COOKIE, HeaderValue::try_from(cookie).ok()?);
+        }
+        Some(())
+    }
 }
 
 /// Adds what a page of `origin` may do, in place of the function's own headers.

@@ -44,10 +44,22 @@ async fn the_url_of_a_function_is_created_changed_and_deleted() {
     let updated = client.ask("PUT", CONFIG, &other).await.ok(200);
     assert_eq!((&updated["Cors"], &updated["AuthType"]), (&other["Cors"], &json!("AWS_IAM")));
 
+    for (change, mode) in [
+        (json!({ "InvokeMode": "RESPONSE_STREAM" }), "RESPONSE_STREAM"),
+        (json!({ "AuthType": "AWS_IAM" }), "RESPONSE_STREAM"),
+        (json!({ "InvokeMode": "BUFFERED" }), "BUFFERED"),
+    ] {
+        let updated = client.ask("PUT", CONFIG, &change).await.ok(200);
+        assert_eq!(updated["InvokeMode"], mode);
+        assert_eq!(client.get(CONFIG).await.ok(200), updated);
+    }
+
     let alias = json!({ "Name": "live", "FunctionVersion": "$LATEST" });
     client.ask("POST", "/2015-03-31/functions/f/aliases", &alias).await.ok(201);
     let of_alias = format!("{CONFIG}?Qualifier=live");
-    client.ask("POST", &of_alias, &json!({ "AuthType": "NONE" })).await.ok(201);
+    let streams = json!({ "AuthType": "NONE", "InvokeMode": "RESPONSE_STREAM" });
+    let created = client.ask("POST", &of_alias, &streams).await.ok(201);
+    assert_eq!(created["InvokeMode"], "RESPONSE_STREAM");
     let listed = client.get(&format!("{CONFIG}s")).await.ok(200);
     assert_eq!(listed["FunctionUrlConfigs"].as_array().unwrap().len(), 2);
 
@@ -55,7 +67,6 @@ async fn the_url_of_a_function_is_created_changed_and_deleted() {
     for (path, config, kind) in [
         (CONFIG, json!({}), rule),
         (CONFIG, json!({ "AuthType": "ALL" }), rule),
-        (CONFIG, json!({ "AuthType": "NONE", "InvokeMode": "RESPONSE_STREAM" }), value),
         (CONFIG, json!({ "AuthType": "NONE", "InvokeMode": "x" }), rule),
         (CONFIG, json!({ "AuthType": "NONE", "Cors": { "MaxAge": 86_401 } }), rule),
         (CONFIG, json!({ "AuthType": "NONE", "Cors": { "AllowMethods": ["OPTIONS"] } }), rule),
@@ -162,6 +173,7 @@ fn event_of(request: axum::http::request::Builder, body: &'static str, signed: b
     let url = firn_control::FunctionUrl {
         id: "ab".repeat(16),
         signed,
+        stream: false,
         cors: None,
         created: String::new(),
         modified: String::new(),

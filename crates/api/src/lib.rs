@@ -32,6 +32,7 @@ mod tenants_tests;
 mod terraform_tests;
 #[cfg(test)]
 mod tests;
+mod url_stream;
 
 pub use credentials::{Credentials, CredentialsError};
 pub use otlp::OtlpError;

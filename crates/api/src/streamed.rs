@@ -69,6 +69,11 @@ impl HttpBody for Streamed {
     }
 }
 
+/// The next event of a stream.
+pub(crate) async fn next(stream: &mut AnswerStream) -> AnswerEvent {
+    std::future::poll_fn(|context| stream.poll_next(context)).await
+}
+
 #[cfg(test)]
 #[path = "streamed_tests.rs"]
 pub(crate) mod tests;

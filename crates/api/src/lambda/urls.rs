@@ -34,9 +34,9 @@ pub(super) async fn create(
     body: Bytes,
 ) -> Result<impl IntoResponse, ApiError> {
     check_qualifier(&target)?;
-    let (signed, cors) = read(&body)?;
+    let Change { signed, stream, cors } = read(&body)?;
     let signed = signed.ok_or_else(|| ApiError::constraint("authType", "null", "not be null"))?;
-    let created = lambda.control.create_url(&target, signed, cors).await;
+    let created = lambda.control.create_url(&target, signed, stream == Some(true), cors).await;
     let created = created.map_err(lambda.error())?;
     let document = document(&lambda.scope, target.name(), target.qualifier(), &created, &headers);
     Ok((StatusCode::CREATED, Json(document)))
@@ -47,8 +47,8 @@ pub(super) async fn update(
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<impl IntoResponse, ApiError> {
-    let (signed, cors) = read(&body)?;
-    let changed = lambda.control.update_url(&target, signed, cors).await;
+    let Change { signed, stream, cors } = read(&body)?;
+    let changed = lambda.control.update_url(&target, signed, stream, cors).await;
     let changed = changed.map_err(lambda.error())?;
     Ok(Json(document(&lambda.scope, target.name(), target.qualifier(), &changed, &headers)))
 }
@@ -91,8 +91,14 @@ fn check_qualifier(target: &Target) -> Result<(), ApiError> {
     }
 }
 
-/// Whether requests have to be signed, and which pages of other origins may send them.
-fn read(body: &[u8]) -> Result<(Option<bool>, Option<Cors>), ApiError> {
+/// What a request sets of a URL.
+struct Change {
+    signed: Option<bool>,
+    stream: Option<bool>,
+    cors: Option<Cors>,
+}
+
+fn read(body: &[u8]) -> Result<Change, ApiError> {
     let request: Request = parse(body)?;
     settings::check(&request.others)?;
     let signed = match request.auth_type.as_deref() {
@@ -101,21 +107,19 @@ fn read(body: &[u8]) -> Result<(Option<bool>, Option<Cors>), ApiError> {
         Some("AWS_IAM") => Some(true),
         Some(other) => return Err(ApiError::constraint("authType", other, "be NONE or AWS_IAM")),
     };
-    match request.invoke_mode.as_deref() {
-        None | Some("" | "BUFFERED") => {}
-        Some("RESPONSE_STREAM") => {
-            let message = "InvokeMode: this daemon sends complete answers; use BUFFERED";
-            return Err(ApiError::invalid(message));
-        }
+    let stream = match request.invoke_mode.as_deref() {
+        None | Some("") => None,
+        Some("BUFFERED") => Some(false),
+        Some("RESPONSE_STREAM") => Some(true),
         Some(other) => {
             let rule = "be BUFFERED or RESPONSE_STREAM";
             return Err(ApiError::constraint("invokeMode", other, rule));
         }
-    }
+    };
     if let Some(cors) = &request.cors {
         check_cors(cors)?;
     }
-    Ok((signed, request.cors))
+    Ok(Change { signed, stream, cors: request.cors })
 }
 
 fn check_cors(cors: &Cors) -> Result<(), ApiError> {
@@ -164,7 +168,7 @@ fn document(
         "AuthType": if url.signed { "AWS_IAM" } else { "NONE" },
         "CreationTime": url.created,
         "LastModifiedTime": url.modified,
-        "InvokeMode": "BUFFERED",
+        "InvokeMode": if url.stream { "RESPONSE_STREAM" } else { "BUFFERED" },
     });
     if let Some(cors) = &url.cors {
         document["Cors"] = json!(cors);

@@ -106,6 +106,9 @@ pub struct FunctionUrl {
     pub id: String,
     /// Whether requests have to be signed.
     pub signed: bool,
+    /// Whether an answer is sent as the function streams it.
+    #[serde(default)]
+    pub stream: bool,
     /// Which pages of other origins may use it.
     pub cors: Option<Cors>,
     /// When it was created, in the form of [`Version::last_modified`](super::Version).

@@ -27,6 +27,7 @@ impl Control {
         self: &Arc<Self>,
         target: &Target,
         signed: bool,
+        stream: bool,
         cors: Option<Cors>,
     ) -> Result<FunctionUrl, AttachmentError> {
         let of = target.clone();
@@ -35,7 +36,7 @@ impl Control {
                 return Err(AttachmentError::UrlExists(of));
             }
             let (id, created) = (new_revision().simple().to_string(), timestamp());
-            let url = FunctionUrl { id, signed, cors, modified: created.clone(), created };
+            let url = FunctionUrl { id, signed, stream, cors, modified: created.clone(), created };
             Ok(attachments.url.insert(url).clone())
         })
         .await
@@ -49,12 +50,14 @@ impl Control {
         self: &Arc<Self>,
         target: &Target,
         signed: Option<bool>,
+        stream: Option<bool>,
         cors: Option<Cors>,
     ) -> Result<FunctionUrl, AttachmentError> {
         let of = target.clone();
         self.change_attachments(target, move |attachments| {
             let url = attachments.url.as_mut().ok_or(AttachmentError::None(of))?;
             url.signed = signed.unwrap_or(url.signed);
+            url.stream = stream.unwrap_or(url.stream);
             url.cors = cors.or(url.cors.take());
             url.modified = timestamp();
             Ok(url.clone())

@@ -8,7 +8,7 @@ async fn an_id_is_that_of_its_own_url_only() {
     let control = Control::open(&options(folder.path()), None).unwrap();
     control.create_function(new_function("f")).await.unwrap();
     let target = Target::new("f", None).unwrap();
-    let first = control.create_url(&target, false, None).await.unwrap();
+    let first = control.create_url(&target, false, false, None).await.unwrap();
     let second = FunctionUrl { id: "second".into(), ..first.clone() };
     // A read of the table of ids before a change, and of the URL after it, finds the same.
     let set = |url: FunctionUrl| {

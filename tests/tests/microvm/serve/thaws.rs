@@ -1,26 +1,49 @@
 //! A version is thawed with the planner that its function names, or booted if the thaw fails.
 
+use std::io::Read;
+use std::net::TcpStream;
 use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use firn_tests::{BlockedLoader, Daemon, World, zip_of};
+use memchr::memmem;
 use serde_json::{Value, json};
 
 use super::{SLEEPER, adds_up, kill, process, processes, refused};
 
-/// A custom runtime: fetches requests one after another, and replies to them.
+/// A custom runtime: fetches requests one after another, and replies to them. It streams some of
+/// its answers.
 const BOOTSTRAP: &str = r#"#!/usr/bin/python3 -u
-import json, os, urllib.request
+import json, os, time, urllib.request
 
 api = "http://" + os.environ["AWS_LAMBDA_RUNTIME_API"] + "/2018-06-01/runtime/"
 begun = os.environ["AWS_LAMBDA_INITIALIZATION_TYPE"]
 if begun == "snap-start":
     urllib.request.urlopen(api + "restore/next").read()
+
+
+def parts(mode):
+    if mode == "/page":
+        yield json.dumps({"statusCode": 201, "headers": {"x-own": "1"}}).encode() + bytes(8)
+    yield b'{"first":1,'
+    if mode == "wait":
+        time.sleep(3600)
+    yield b'"second":2}'
+
+
 while True:
     with urllib.request.urlopen(api + "invocation/next") as request:
         event = json.load(request)
         name = request.headers["Lambda-Runtime-Aws-Request-Id"]
+    mode = event.get("stream", event.get("rawPath"))
+    if mode:
+        kind = "application/vnd.awslambda.http-integration-response" if mode == "/page" else "text/x"
+        headers = {"Lambda-Runtime-Function-Response-Mode": "streaming", "Content-Type": kind}
+        # A body without a length is sent in chunks.
+        post = urllib.request.Request(api + "invocation/" + name + "/response", parts(mode), headers)
+        urllib.request.urlopen(post)
+        continue
     with open("/opt/share/text") as file:
         answer = {"own": event, "handler": os.environ["_HANDLER"], "begun": begun, "layer": file.read()}
     urllib.request.urlopen(api + "invocation/" + name + "/response", json.dumps(answer).encode())
@@ -36,7 +59,7 @@ fn a_thaw_uses_the_functions_planner_and_a_boot_replaces_a_failed_thaw() {
     assert_eq!(layer.status, 201, "{layer:?}");
     let own = json!({
         "Runtime": "provided.al2023", "Handler": "any", "Layers": [layer.body["LayerVersionArn"]],
-        "Code": { "ZipFile": STANDARD.encode(zip_of("bootstrap", BOOTSTRAP)) },
+        "Code": { "ZipFile": STANDARD.encode(zip_of("bootstrap", BOOTSTRAP)) }, "Timeout": 900,
         "Environment": { "Variables": { "FIRN_PLANNER": "dram_cached", "FIRN_RESTORE_HOOK": "true" } },
     });
     let created = daemon.create("own", "bootstrap", "", &own);
@@ -55,7 +78,7 @@ fn a_thaw_uses_the_functions_planner_and_a_boot_replaces_a_failed_thaw() {
     // Snapshots that are damaged or missing are never used.
     let snapshots = world.file("daemon/snapshots");
     let snapshot = std::fs::read_dir(&snapshots).unwrap().next().unwrap().unwrap().path();
-    kill(process(&report));
+    answers_stream(&daemon, process(&report));
     for damage in ["changed", "gone"] {
         if damage == "changed" {
             let file = snapshot.join("snapshot.firn");
@@ -78,6 +101,56 @@ fn a_thaw_uses_the_functions_planner_and_a_boot_replaces_a_failed_thaw() {
     let warnings: Vec<&str> = log.lines().filter(|line| line.contains("booting instead")).collect();
     assert_eq!(warnings.len(), 2, "{log}");
     assert!(warnings.iter().all(|line| line.contains("snapshots/own-1-")), "{warnings:#?}");
+}
+
+/// Invokes the function `own`, which streams its answers, in a process that is killed at last.
+fn answers_stream(daemon: &Daemon, process: i32) {
+    let whole = json!({ "first": 1, "second": 2 });
+    let invoked = daemon.invoke("own:1", &json!({ "stream": "whole" }));
+    assert_eq!((invoked.status, &invoked.body), (200, &whole), "{invoked:?}");
+
+    let one = "/2015-03-31/functions/own";
+    let alias = json!({ "Name": "live", "FunctionVersion": "1" });
+    let permission = json!({
+        "StatementId": "all", "Action": "lambda:InvokeFunctionUrl", "Principal": "*",
+        "FunctionUrlAuthType": "NONE",
+    });
+    let config = json!({ "AuthType": "NONE", "InvokeMode": "RESPONSE_STREAM" });
+    let asked = [
+        (format!("{one}/aliases"), alias),
+        (format!("{one}/policy?Qualifier=live"), permission),
+        ("/2021-10-31/functions/own/url?Qualifier=live".to_owned(), config),
+    ]
+    .map(|(path, body)| daemon.ask("POST", &path, &body));
+    assert!(asked.iter().all(|reply| reply.status == 201), "{asked:?}");
+    let url = asked[2].body["FunctionUrl"].as_str().unwrap();
+    let target = format!("{url}page");
+    let page = text(daemon.send("GET", &target, ""));
+    let (head, body) = page.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 201") && head.contains("\r\nx-own: 1"), "{page}");
+    assert_eq!(body, "B\r\n{\"first\":1,\r\nB\r\n\"second\":2}\r\n0\r\n\r\n", "{page}");
+
+    // This function does not end by itself: what the client has read was sent before.
+    let path = "/2021-11-15/functions/own/response-streaming-invocations?Qualifier=1";
+    let mut stream = daemon.send("POST", path, r#"{"stream":"wait"}"#);
+    let mut read = Vec::new();
+    while memmem::find(&read, b"{\"first\":1,").is_none() {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        read.extend(byte);
+    }
+    assert!(memmem::find(&read, b"PayloadChunk").is_some());
+    kill(process);
+    let rest = text(stream);
+    assert!(rest.contains("InvokeComplete") && rest.contains("ServiceException"), "{rest}");
+    assert!(!rest.contains("second"), "{rest}");
+}
+
+/// The rest of a reply.
+fn text(mut stream: TcpStream) -> String {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// A version whose planner needs a recording is active once its snapshot has one. FaaSnap's loader
