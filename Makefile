@@ -58,7 +58,7 @@ images: build
 
 # The root images of the runtimes on Debian 13. `make test` needs none of them.
 runtimes: build
-	for image in python3.13; do $(firn) image build $$image; done
+	for image in python3.13 nodejs20.x; do $(firn) image build $$image || exit; done
 
 # boto3 and the aws command, for the daemon's tests.
 clients: pip

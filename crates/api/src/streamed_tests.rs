@@ -22,8 +22,7 @@ pub(crate) fn served(ending: Ending) -> Served {
     let error = FunctionError {
         error_type: "E".into(),
         error_message: "m".into(),
-        request_id: None,
-        stack_trace: Vec::new(),
+        ..FunctionError::default()
     };
     let outcome = match ending {
         Ending::Answered | Ending::Lost => Ok(Ok(Answer {

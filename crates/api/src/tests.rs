@@ -312,7 +312,12 @@ async fn requests_that_lambda_refuses_are_refused() {
         (json!({ "FunctionName": "x".repeat(65) }), rule, "functionName"),
         (json!({ "Runtime": "python2.7" }), value, "python3.11"),
         (json!({ "Runtime": "python3.12" }), value, "python3.13"),
-        (json!({ "Runtime": "nodejs20.x" }), value, "Container images"),
+        (json!({ "Runtime": "ruby3.4" }), value, "Container images"),
+        (
+            json!({ "Runtime": "nodejs20.x", "SnapStart": { "ApplyOn": "PublishedVersions" } }),
+            value,
+            "nodejs20.x is not supported for SnapStart enabled functions.",
+        ),
         (json!({ "Runtime": null }), rule, "runtime"),
         (json!({ "Handler": "a b" }), rule, "handler"),
         (json!({ "Role": "" }), rule, "role"),
@@ -638,7 +643,7 @@ async fn a_runtime_runs_on_the_image_of_its_name() {
     std::fs::create_dir(&images).unwrap();
     client.create("old", &json!({ "Runtime": "python3.11" })).await.ok(201);
     let value = "InvalidParameterValueException";
-    for runtime in ["python3.13"] {
+    for runtime in ["python3.13", "nodejs20.x"] {
         let on = json!({ "Runtime": runtime });
         let told = client.create("f", &on).await.refused(400, value);
         assert!(told.contains(&format!("`firn image build {runtime}`")), "{told}");

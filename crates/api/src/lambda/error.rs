@@ -487,6 +487,7 @@ impl From<ConfigurationError> for ApiError {
             )),
             ConfigurationError::Image(_)
             | ConfigurationError::RestoreHook(_)
+            | ConfigurationError::SnapStart(_)
             | ConfigurationError::PlannerRefused { .. }
             | ConfigurationError::Planner(_) => Self::invalid(error.to_string()),
         }

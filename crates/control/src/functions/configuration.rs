@@ -130,6 +130,10 @@ pub enum ConfigurationError {
          unset, if it does not"
     )]
     RestoreHook(String),
+    /// Functions of the runtime have no hooks that replace their random state in each clone. The
+    /// text is AWS Lambda's.
+    #[error("{0} is not supported for SnapStart enabled functions.")]
+    SnapStart(&'static str),
     /// The function's owner may not choose the planner that the function names.
     #[error("{PLANNER_VARIABLE}: the planner {planner} is not allowed; allowed: {allowed}")]
     PlannerRefused {
@@ -243,6 +247,9 @@ impl ConfigurationChange {
             version.environment = environment;
         }
         version.snap_start = self.snap_start.unwrap_or(version.snap_start);
+        if version.snap_start && version.runtime == Runtime::Nodejs20 {
+            return Err(ConfigurationError::SnapStart("nodejs20.x"));
+        }
         Ok(())
     }
 }

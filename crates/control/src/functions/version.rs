@@ -150,6 +150,9 @@ pub enum Runtime {
     /// Debian 13's Python with `awslambdaric`.
     #[serde(rename = "python3.13")]
     Python313,
+    /// Debian 13's Node.js.
+    #[serde(rename = "nodejs20.x")]
+    Nodejs20,
     /// The function's own `bootstrap` program.
     #[serde(rename = "provided.al2023")]
     Provided2023,
@@ -164,6 +167,7 @@ impl Runtime {
         match self {
             Self::Python311 => Some("python3.11"),
             Self::Python313 => Some("python3.13"),
+            Self::Nodejs20 => Some("nodejs20.x"),
             Self::Provided2023 | Self::Provided2 => None,
         }
     }
@@ -177,6 +181,7 @@ impl Runtime {
     pub(crate) fn kind(self) -> RuntimeKind {
         match self {
             Self::Python311 | Self::Python313 => RuntimeKind::Python,
+            Self::Nodejs20 => RuntimeKind::Image,
             Self::Provided2023 | Self::Provided2 => RuntimeKind::Provided,
         }
     }

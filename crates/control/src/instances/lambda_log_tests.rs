@@ -16,8 +16,7 @@ fn failed(kind: &str, text: &str) -> Result<Answer, Failed> {
     let error = FunctionError {
         error_type: kind.to_owned(),
         error_message: text.to_owned(),
-        request_id: None,
-        stack_trace: Vec::new(),
+        ..FunctionError::default()
     };
     let usage = Usage { duration_ns: 3_004_000_000, max_memory_bytes: 9 << 20 };
     Err(Failed { usage: Some(Box::new(usage)), ..Failed::new(error, "out\n".to_owned()) })

@@ -12,8 +12,7 @@ fn invoked() -> Invoked {
     let failure = InvokeFailure::Restore(firn_run::FunctionError {
         error_type: "E".into(),
         error_message: "m".into(),
-        request_id: None,
-        stack_trace: Vec::new(),
+        ..firn_run::FunctionError::default()
     });
     let report = InvocationReport::default();
     Invoked { outcome: Err(failure), report, log: String::new() }

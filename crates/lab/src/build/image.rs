@@ -52,6 +52,7 @@ struct Contents {
     /// The digest of the list of requirements.
     requirements: String,
     runtime_wheels: Vec<String>,
+    runtime_files: &'static [(&'static str, &'static str)],
     additions: Vec<Addition>,
     /// The keys of the additions.
     added: Vec<String>,
@@ -66,6 +67,7 @@ impl Contents {
             wheels: owned(recipe.wheels),
             requirements: String::new(),
             runtime_wheels: owned(recipe.runtime_wheels),
+            runtime_files: recipe.runtime_files,
             ..Self::default()
         }
     }
@@ -80,6 +82,7 @@ impl Contents {
         lines.extend(self.runtime_wheels.iter().map(String::as_str));
         lines.push("--");
         unneeded(self.suite).for_each(|name| lines.push(name));
+        lines.extend(self.runtime_files.iter().flat_map(|(name, text)| [*name, *text]));
         lines.extend(self.added.iter().map(String::as_str));
         format!("1 {}", sha256(lines.join("\n") + "\n"))
     }
@@ -252,6 +255,10 @@ impl Builder<'_> {
         if !contents.wheels.is_empty() {
             self.add_wheels(&root, &contents.wheels)?;
         }
+        for (name, text) in contents.runtime_files {
+            let path = root.folder.join(RUNTIME).join(name);
+            add_program(&path, text).map_err(BuildError::file("write", &path))?;
+        }
         for addition in &contents.additions {
             (self.progress)(&format!("adding {}", addition.source.display()));
             addition.copy_to(&root.folder)?;
@@ -347,7 +354,7 @@ impl Builder<'_> {
         }
         // Without its native part, which may fail to load, the client would fail at the first
         // request.
-        if root.folder.join(RUNTIME).is_dir() {
+        if root.folder.join(RUNTIME).join("awslambdaric").is_dir() {
             let mut command = root.python();
             command.env("PYTHONPATH", root.folder.join(RUNTIME));
             command
@@ -544,6 +551,15 @@ fn held(descriptions: &str) -> String {
         }
     }
     status
+}
+
+/// Writes a program, or a script that it reads.
+fn add_program(path: &Path, text: &str) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+
+    path.parent().map_or(Ok(()), fs::create_dir_all)?;
+    fs::write(path, text)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
 }
 
 /// Names and versions of a root's packages and wheels, one in a line.

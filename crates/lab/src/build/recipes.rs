@@ -14,6 +14,8 @@ pub(super) struct Recipe {
     pub(super) wheels: &'static [&'static str],
     /// Wheels in `/var/runtime`, where AWS Lambda has its runtime.
     pub(super) runtime_wheels: &'static [&'static str],
+    /// Files in `/var/runtime`: names and contents.
+    pub(super) runtime_files: &'static [(&'static str, &'static str)],
 }
 
 /// The recipe of one of firn's images.
@@ -53,6 +55,15 @@ pub(super) fn recipe(name: &str) -> Option<Recipe> {
             ],
             wheels: &["boto3==1.44.8"],
             runtime_wheels: &["awslambdaric==4.2.2", "snapshot-restore-py==1.0.0"],
+            ..Recipe::default()
+        },
+        "nodejs20.x" => Recipe {
+            suite: Suite::Trixie,
+            packages: &["nodejs", "coreutils", "dash", "tzdata", "ca-certificates", "openssl"],
+            runtime_files: &[
+                ("bootstrap", include_str!("../../../../guest/runtimes/nodejs/bootstrap")),
+                ("index.mjs", include_str!("../../../../guest/runtimes/nodejs/index.mjs")),
+            ],
             ..Recipe::default()
         },
         "science" => Recipe {

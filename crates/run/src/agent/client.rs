@@ -554,8 +554,7 @@ fn too_long(answer: &Answer) -> Failed {
         error_message: format!(
             "Response payload size exceeded maximum allowed payload size ({MAX_ANSWER_BYTES} bytes)."
         ),
-        request_id: None,
-        stack_trace: Vec::new(),
+        ..FunctionError::default()
     };
     let usage =
         Usage { duration_ns: nanoseconds(answer.duration), max_memory_bytes: answer.max_memory };

@@ -185,7 +185,7 @@ fn errors_of_the_function_come_with_their_parts() {
     assert_eq!(error.to_string(), "the function failed: ValueError: no good");
     match error {
         InvokeError::Function(Failed { error, logs, .. }) => {
-            assert_eq!((&*logs, error.stack_trace.len()), ("now\n", 1));
+            assert_eq!((&*logs, error.frames.unwrap().lines().len()), ("now\n", 1));
         }
         other => panic!("{other:?}"),
     }

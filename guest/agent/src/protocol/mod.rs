@@ -184,6 +184,8 @@ pub enum RuntimeKind {
     Python,
     /// The function's own `bootstrap`, over the Runtime API.
     Provided,
+    /// The `bootstrap` of the root image's runtime, over the Runtime API.
+    Image,
 }
 
 /// A part of a function's files.
@@ -359,7 +361,7 @@ impl Failed {
 }
 
 /// An error of a function in AWS Lambda's form.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FunctionError {
     /// The exception's class, or one of the names in `docs/reference/guest.md`, such as
@@ -372,9 +374,28 @@ pub struct FunctionError {
     /// The request id, if AWS Lambda's runtime reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_id: Option<Box<str>>,
-    /// The stack frames of the function, outermost first, as Python prints them.
-    #[serde(default)]
-    pub stack_trace: Vec<String>,
+    /// The stack frames of the function.
+    #[serde(flatten)]
+    pub frames: Option<Box<Frames>>,
+}
+
+/// Stack frames, by the name that a runtime gives them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Frames {
+    /// Those of Python, as it prints them, the outermost first.
+    StackTrace(Vec<String>),
+    /// The error's text and its frames, as Node.js prints them.
+    Trace(Vec<String>),
+}
+
+impl Frames {
+    /// The frames.
+    pub fn lines(&mut self) -> &mut Vec<String> {
+        match self {
+            Self::StackTrace(lines) | Self::Trace(lines) => lines,
+        }
+    }
 }
 
 impl FunctionError {

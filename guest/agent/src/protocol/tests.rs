@@ -125,7 +125,7 @@ fn encoding_of_version_1_is_stable() {
         error_type: "KeyError".into(),
         error_message: "'x'".into(),
         request_id: None,
-        stack_trace: vec!["  File".into()],
+        frames: Some(Box::new(Frames::StackTrace(vec!["  File".into()]))),
     };
     let failed = Failed::new(error, String::new());
     let status = Status {

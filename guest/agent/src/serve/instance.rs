@@ -488,8 +488,7 @@ fn failed(kind: &str, text: String, logs: String) -> Failure {
     let error = FunctionError {
         error_type: kind.to_owned(),
         error_message: text,
-        request_id: None,
-        stack_trace: Vec::new(),
+        ..FunctionError::default()
     };
     Failure::Function(Failed::new(error, logs))
 }

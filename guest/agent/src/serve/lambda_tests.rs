@@ -1,8 +1,11 @@
 //! Functions that use the Runtime API. The runtime is a small `bootstrap` in Python, which calls
 //! the API as `awslambdaric` does. The tests with microVMs run `awslambdaric` itself.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
 use super::*;
-use crate::protocol::{MAX_PART_BYTES, Put, RoleCredentials, RuntimeKind};
+use crate::protocol::{Frames, MAX_PART_BYTES, Put, RoleCredentials, RuntimeKind};
 
 /// Fetches requests and answers as `HANDLE` defines, after the calls of SnapStart.
 const BOOTSTRAP: &str = r#"#!/usr/bin/python3 -u
@@ -223,7 +226,7 @@ fn a_function_can_replace_the_defaults_of_its_environment() {
         assert!(matches!(reply, Reply::Loaded(_)), "{reply:?}");
         let answer = host.answer(&json!(1));
         let found = answer[1].as_str().unwrap();
-        let is_default = found.starts_with("/nowhere:") && found.ends_with("/task/lib:/opt/lib");
+        let is_default = found.contains("/runtime:") && found.ends_with("/task/lib:/opt/lib");
         assert!(own.map_or(is_default, |own| found == own), "{answer}");
         assert_eq!((&answer[0], &answer[2]), (&json!("LOG_ERROR"), &json!(":UTC")));
     }
@@ -269,6 +272,8 @@ fn failed_after_restore_hook_keeps_the_gate_closed() {
 fn posted_errors_are_returned() {
     let handle = "if event == 'plain':\n    \
                       call('POST', 'invocation/%s/error' % request, 'no JSON', {'Lambda-Runtime-Function-Error-Type': 'Odd'})\n\
+                  elif event == 'node':\n    \
+                      call('POST', 'invocation/%s/error' % request, json.dumps({'errorType': 'E', 'errorMessage': 'm', 'trace': ['E: m', 'line']}))\n\
                   else:\n    \
                       call('POST', 'invocation/%s/error' % request, json.dumps({'errorType': 'E', 'errorMessage': 'm', 'requestId': request, 'stackTrace': ['line']}))\n\
                   continue";
@@ -278,9 +283,11 @@ fn posted_errors_are_returned() {
         error_type: "E".into(),
         error_message: "m".into(),
         request_id: Some("r-1".into()),
-        stack_trace: vec!["line".into()],
+        frames: Some(Box::new(Frames::StackTrace(vec!["line".into()]))),
     };
     assert_eq!(error, expected);
+    let node = serde_json::to_value(host.failed(&json!("node")).error).unwrap();
+    assert_eq!(node, json!({ "errorType": "E", "errorMessage": "m", "trace": ["E: m", "line"] }));
     let error = host.failed(&json!("plain")).error;
     assert_eq!((error.error_type.as_str(), error.error_message.as_str()), ("Odd", "no JSON"));
 }
@@ -318,6 +325,27 @@ fn bootstrap_that_cannot_be_executed_is_an_error_of_the_function() {
         assert_eq!(error.error_type, "Runtime.InvalidEntrypoint", "{error:?}");
         assert!(error.error_message.contains(reason), "{error:?}");
     }
+}
+
+#[test]
+fn runtime_of_the_image_runs_and_not_a_bootstrap_of_the_function() {
+    let guest = TestGuest::start();
+    let mut host = guest.connect();
+    host.identify(1);
+    let of_image = |load: &mut Load| load.runtime = RuntimeKind::Image;
+    let reply = load_program(&mut host, "bootstrap", true, b"#!/bin/false", of_image);
+    let Reply::Failed(Failed { error, .. }) = reply else { panic!("{reply:?}") };
+    assert_eq!(error.error_type, "Runtime.InvalidEntrypoint", "{error:?}");
+    assert!(error.error_message.ends_with("/runtime/bootstrap]"), "{error:?}");
+
+    let path = guest.folder.path().join("runtime/bootstrap");
+    fs::create_dir(path.parent().unwrap()).unwrap();
+    let source = BOOTSTRAP.replace("SETUP", "").replace("AFTER", "pass");
+    fs::write(&path, source.replace("HANDLE", "answer = os.listdir()")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let reply = load_program(&mut host, "bootstrap", true, b"#!/bin/false", of_image);
+    assert!(matches!(reply, Reply::Loaded(_)), "{reply:?}");
+    assert_eq!(host.answer(&json!(1)), json!(["bootstrap"]));
 }
 
 #[test]
@@ -497,7 +525,7 @@ fn parts_of_an_answer_arrive_while_the_function_runs() {
     assert_begun(&host.ask_for_parts(&json!(1), TIME_LIMIT_MS));
     let first = host.receive();
     assert!(matches!(&first, Reply::Part(Base64Bytes(part)) if part == b"one"), "{first:?}");
-    std::fs::write(guest.folder.path().join("task/go"), "").unwrap();
+    fs::write(guest.folder.path().join("task/go"), "").unwrap();
     let (rest, reply) = host.rest();
     let Reply::Answered(answered) = reply else { panic!("{reply:?}") };
     assert_eq!((&*rest, answered.answer.get()), (&b"two"[..], "null"));
@@ -524,9 +552,10 @@ fn the_trailers_of_a_streamed_answer_have_its_error() {
         assert_begun(&host.ask_for_parts(&json!(1), TIME_LIMIT_MS));
         let (bytes, reply) = host.rest();
         let Reply::Failed(Failed { error, .. }) = reply else { panic!("{reply:?}") };
+        let frames = Frames::StackTrace(vec!["line".into()]);
         assert_eq!(
-            (&*bytes, &*error.error_type, &*error.error_message, &*error.stack_trace),
-            (&b"one"[..], "Midstream", "m", &["line".to_owned()][..])
+            (&*bytes, &*error.error_type, &*error.error_message, error.frames),
+            (&b"one"[..], "Midstream", "m", Some(Box::new(frames)))
         );
     }
 }
@@ -616,7 +645,7 @@ fn a_function_waits_for_a_host_that_does_not_read() {
     while !sent.exists() {
         thread::sleep(Duration::from_millis(1));
     }
-    let sent: usize = std::fs::read_to_string(&sent).unwrap().parse().unwrap();
+    let sent: usize = fs::read_to_string(&sent).unwrap().parse().unwrap();
     assert!(sent < LENGTH, "the agent took all of {LENGTH} bytes");
     let (bytes, reply) = host.rest();
     assert!(matches!(reply, Reply::Answered(_)), "{reply:?}");

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use firn_tests::{Daemon, Reply, World};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use firn_tests::{Daemon, Reply, World, zip_of_files};
 use serde_json::{Value, json};
 
 /// Draws random values, and returns what its hooks saw.
@@ -38,6 +40,42 @@ def handler(event, context):
     }
 "#;
 
+/// An ES module with an async handler.
+const MODULE: &str = r#"
+export const handler = async (event, context) => {
+  if (event.fail) throw new RangeError("it is asked to");
+  return {
+    event, kind: "module", version: process.version.split(".")[0], arn: context.invokedFunctionArn,
+    execution: process.env.AWS_EXECUTION_ENV,
+  };
+};
+"#;
+
+/// A CommonJS module with a callback, which is called after a timer, and a module of a layer.
+const SCRIPT: &str = r#"
+const kind = require("kind");
+exports.nested = {
+  handler(event, context, callback) {
+    if (event.fail) return callback(new RangeError("it is asked to"));
+    const answer = {
+      event, kind, version: process.version.split(".")[0], arn: context.invokedFunctionArn,
+      execution: process.env.AWS_EXECUTION_ENV,
+    };
+    setTimeout(() => callback(null, answer), 1);
+  },
+};
+"#;
+
+/// Publishes a layer of one file, and returns its version's ARN.
+#[track_caller]
+fn layer(daemon: &Daemon, path: &str, contents: &[u8]) -> Value {
+    let zip = STANDARD.encode(zip_of_files([(path, contents)]));
+    let layer = json!({ "Content": { "ZipFile": zip } });
+    let layer = daemon.ask("POST", "/2018-10-31/layers/more/versions", &layer);
+    assert_eq!(layer.status, 201, "{layer:?}");
+    layer.body["LayerVersionArn"].clone()
+}
+
 /// Invokes a version and checks how its microVM started.
 #[track_caller]
 fn answer(daemon: &Daemon, function: &str, start: &str) -> Value {
@@ -56,13 +94,23 @@ fn error(daemon: &Daemon, function: &str) -> Reply {
     reply
 }
 
-/// Invokes two clones of version 1, and fails if a hook has not run once in each, or if a value
-/// occurs twice.
+/// Invokes the function `own` of a runtime, and returns the error when it is asked to fail.
 #[track_caller]
-fn two_clones(world: &World, daemon: &Daemon, function: &str) {
-    let version = format!("{function}:1");
+fn cold_and_failed(daemon: &Daemon, runtime: &str, version: &Value) -> Reply {
+    let cold = answer(daemon, "own", "cold");
+    assert_eq!((&cold["version"], &cold["begun"]), (version, &json!("on-demand")), "{cold}");
+    assert_eq!(cold["execution"], format!("AWS_Lambda_{runtime}"), "{cold}");
+    error(daemon, "own")
+}
+
+/// Invokes two clones of the function `own`, and fails if a hook has not run once in each, or if a
+/// value occurs twice.
+#[track_caller]
+fn two_clones(world: &World, daemon: &Daemon) {
+    let settled = daemon.settled("own");
+    assert_eq!(settled.body["State"], "Active", "{settled:?}");
     let clones = [(); 2].map(|()| {
-        let clone = answer(daemon, &version, "thawed");
+        let clone = answer(daemon, "own:1", "thawed");
         super::processes(world, "monitor").into_iter().for_each(super::kill);
         clone
     });
@@ -84,13 +132,36 @@ fn python_3_13_serves_and_thaws_with_its_hooks() {
     let daemon = Daemon::start(&world, &["--standby", "0"]);
     let runtime = json!({ "Runtime": "python3.13" });
     assert_eq!(daemon.create("own", "handler.py", PYTHON, &runtime).status, 201);
-    let cold = answer(&daemon, "own", "cold");
-    assert_eq!((&cold["version"], &cold["begun"]), (&json!("3.13"), &json!("on-demand")), "{cold}");
-    assert_eq!(cold["execution"], "AWS_Lambda_python3.13", "{cold}");
-    let failed = error(&daemon, "own");
+    let failed = cold_and_failed(&daemon, "python3.13", &json!("3.13"));
     assert_eq!(failed.body["errorType"], "ValueError", "{failed:?}");
-    let settled = daemon.settled("own");
-    assert_eq!(settled.body["State"], "Active", "{settled:?}");
-    two_clones(&world, &daemon, "own");
+    two_clones(&world, &daemon);
+    daemon.end();
+}
+
+#[test]
+#[ignore = "long: make test-full"]
+fn nodejs_20_serves_modules_and_callbacks() {
+    let world = World::default();
+    let daemon = Daemon::start(&world, &["--standby", "0"]);
+    let layer = layer(&daemon, "nodejs/node_modules/kind/index.js", b"module.exports = 'script';");
+    let function = |handler: &str| {
+        json!({
+            "Runtime": "nodejs20.x", "Handler": handler, "Publish": false,
+            "SnapStart": { "ApplyOn": "None" }, "Layers": [layer],
+        })
+    };
+    let (module, script) = (function("own.handler"), function("lib/own.nested.handler"));
+    assert_eq!(daemon.create("module", "own.mjs", MODULE, &module).status, 201);
+    assert_eq!(daemon.create("script", "lib/own.js", SCRIPT, &script).status, 201);
+    for name in ["module", "script"] {
+        let cold = answer(&daemon, name, "cold");
+        assert_eq!((&cold["kind"], &cold["version"]), (&json!(name), &json!("v20")), "{cold}");
+        assert_eq!(cold["execution"], "AWS_Lambda_nodejs20.x", "{cold}");
+        assert!(cold["arn"].as_str().unwrap().ends_with(name), "{cold}");
+        let failed = error(&daemon, name);
+        assert_eq!(failed.body["errorType"], "RangeError", "{failed:?}");
+        assert_eq!(failed.body["trace"][0], "RangeError: it is asked to", "{failed:?}");
+        answer(&daemon, name, "warm");
+    }
     daemon.end();
 }

@@ -1,4 +1,5 @@
-//! A process that uses AWS Lambda's Runtime API: `awslambdaric`, or a function's own `bootstrap`.
+//! A process that uses AWS Lambda's Runtime API: `awslambdaric`, or the `bootstrap` of a function
+//! or of a root image.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -84,35 +85,36 @@ impl LambdaRuntime {
         kind: RuntimeKind,
         environment: &BTreeMap<String, String>,
     ) -> Result<Self, StartError> {
-        let mut bootstrap = config.task_dir.join("bootstrap");
+        let of_image = config.runtime_dir.join("bootstrap");
+        let of_function = config.task_dir.join("bootstrap");
         let of_layer = config.layers_dir.join("bootstrap");
-        if !bootstrap.is_file() && of_layer.is_file() {
-            bootstrap = of_layer;
-        }
+        let bootstrap = match kind {
+            RuntimeKind::Image => of_image,
+            _ if !of_function.is_file() && of_layer.is_file() => of_layer,
+            _ => of_function,
+        };
         let mut command;
         let mut channel = None;
         match kind {
-            RuntimeKind::Provided if !bootstrap.is_file() => {
-                return Err(StartError::NoBootstrap(bootstrap));
-            }
-            RuntimeKind::Provided if !is_program(&bootstrap)? => {
-                let reason = "exec format error";
-                return Err(StartError::Bootstrap { path: bootstrap, reason });
-            }
-            RuntimeKind::Provided => {
-                command = Command::new(&bootstrap);
-                command.stdin(Stdio::null());
-            }
             RuntimeKind::Own | RuntimeKind::Python => {
                 command = Command::new(&config.python);
                 command.args(["-u", "-c", BOOTSTRAP]);
                 channel = Some(Channel::to(&mut command)?);
             }
+            _ if !bootstrap.is_file() => return Err(StartError::NoBootstrap(bootstrap)),
+            _ if !is_program(&bootstrap)? => {
+                let reason = "exec format error";
+                return Err(StartError::Bootstrap { path: bootstrap, reason });
+            }
+            RuntimeKind::Provided | RuntimeKind::Image => {
+                command = Command::new(&bootstrap);
+                command.stdin(Stdio::null());
+            }
         }
         let calls = api.connect()?;
         let process = Process::start(command, config, environment);
         let process = process.map_err(|error| match error {
-            StartError::Spawn(cause) if kind == RuntimeKind::Provided => refused(bootstrap, cause),
+            StartError::Spawn(cause) if channel.is_none() => refused(bootstrap, cause),
             error => error,
         })?;
         Ok(Self { process, calls, waiting: None, channel, restorable: false })
@@ -422,7 +424,7 @@ fn is_program(path: &Path) -> io::Result<bool> {
     Ok(head.starts_with(b"#!") || is_elf && head.get(18..).is_some_and(|m| machines.contains(&m)))
 }
 
-/// The error of a function's `bootstrap` that did not start. The texts are those of AWS Lambda.
+/// The error of a `bootstrap` that did not start. The texts are those of AWS Lambda.
 fn refused(path: PathBuf, cause: io::Error) -> StartError {
     let reason = match cause.raw_os_error() {
         // Its interpreter is missing: the file exists.
@@ -478,13 +480,16 @@ fn read_error(posted: &PostedError) -> FunctionError {
     if found.error_type.is_empty() {
         found.error_type = kind();
     }
-    let texts = [&mut found.error_type, &mut found.error_message];
-    for text in texts.into_iter().chain(&mut found.stack_trace) {
+    let mut texts = vec![&mut found.error_type, &mut found.error_message];
+    if let Some(frames) = &mut found.frames {
+        frames.lines().truncate(MAX_FRAMES);
+        texts.extend(frames.lines());
+    }
+    for text in texts {
         if let Some((end, _)) = text.char_indices().nth(MAX_TEXT) {
             text.truncate(end);
         }
     }
-    found.stack_trace.truncate(MAX_FRAMES);
     found
 }
 
@@ -495,7 +500,6 @@ fn error(kind: &str, message: String) -> FunctionError {
     FunctionError {
         error_type: kind.to_owned(),
         error_message: message,
-        stack_trace: Vec::new(),
-        request_id: None,
+        ..FunctionError::default()
     }
 }
