@@ -11,11 +11,12 @@ target := $(or $(CARGO_TARGET_DIR),target)/x86_64-unknown-linux-gnu
 firn := $(target)/release/firn
 clones-image := $(target)/clones.erofs
 languages := $(target)/languages
+cache := $(or $(FIRN_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/firn)
 apt-install := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -qy install
 apt-update := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -q update
 
 .NOTPARALLEL:
-.PHONY: setup go python pip build guest lab guests images runtimes clients demo test test-full lint prose deny \
+.PHONY: setup go java python pip build guest lab guests images runtimes clients demo test test-full lint prose deny \
     unit-tests monitor-tests lab-tests guest-tests long-guest-tests test-load test-load-short \
     test-workloads matrix restores-table bench bench-regression traces clean
 
@@ -27,6 +28,10 @@ setup:
 # One of the long guests' tests is a function in Go.
 go: setup
 	@command -v go >/dev/null || { $(apt-update) && $(apt-install) golang-go; }
+
+# Another one is a function in Java.
+java: setup
+	@command -v javac >/dev/null || { $(apt-update) && $(apt-install) default-jdk-headless; }
 
 # The agent's unit tests run functions on the host, in a Python process.
 python: setup
@@ -58,7 +63,7 @@ images: build
 
 # The root images of the runtimes on Debian 13. `make test` needs none of them.
 runtimes: build
-	for image in python3.13 nodejs20.x; do $(firn) image build $$image || exit; done
+	for image in python3.13 java21 nodejs20.x; do $(firn) image build $$image || exit; done
 
 # boto3 and the aws command, for the daemon's tests.
 clients: pip
@@ -72,6 +77,11 @@ $(clones-image): tests/functions/draws/requirements.txt | build
 $(languages)/image.erofs: | build
 	mkdir -p $(@D)
 	$(firn) image build --packages nodejs,openjdk-17-jdk-headless --out $@
+
+# The image of java21 leaves the jars that the functions need in the cache.
+$(languages)/shop/Hooks.class: $(wildcard tests/functions/hooks_java/*.java) | java runtimes
+	mkdir -p $(languages)
+	javac --release 17 -cp "$(cache)/java21/*" -d $(languages) $^
 
 $(languages)/draws-go: tests/functions/draws_go/main.go | go
 	mkdir -p $(@D)
@@ -114,7 +124,8 @@ lab-tests: lab
 guest-tests: guests clients $(clones-image)
 	$(xtask) guest-tests
 
-long-guest-tests: guests clients runtimes $(clones-image) $(languages)/image.erofs $(languages)/draws-go
+long-guest-tests: guests clients runtimes $(clones-image) $(languages)/image.erofs $(languages)/draws-go \
+    $(languages)/shop/Hooks.class
 	$(xtask) long-guest-tests
 
 # Every function behind the daemon, on its image, and 1,000 requests to the daemon.

@@ -643,7 +643,7 @@ async fn a_runtime_runs_on_the_image_of_its_name() {
     std::fs::create_dir(&images).unwrap();
     client.create("old", &json!({ "Runtime": "python3.11" })).await.ok(201);
     let value = "InvalidParameterValueException";
-    for runtime in ["python3.13", "nodejs20.x"] {
+    for runtime in ["python3.13", "nodejs20.x", "java21"] {
         let on = json!({ "Runtime": runtime });
         let told = client.create("f", &on).await.refused(400, value);
         assert!(told.contains(&format!("`firn image build {runtime}`")), "{told}");

@@ -29,7 +29,7 @@ const ONE_WRITE: [u32; 2] = [2, 8];
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// A file that `make guest-tests` or `make long-guest-tests` makes.
-fn made(variable: &str) -> PathBuf {
+pub(crate) fn made(variable: &str) -> PathBuf {
     let path = std::env::var_os(variable);
     path.unwrap_or_else(|| panic!("{variable} is not set: use make guest-tests")).into()
 }

@@ -7,7 +7,8 @@ use super::names::Scope;
 use super::{ApiError, layers, settings};
 
 /// The supported runtimes, for an error's text.
-const RUNTIMES: &str = "[python3.11, python3.13, nodejs20.x, provided.al2023, provided.al2]";
+const RUNTIMES: &str =
+    "[python3.11, python3.13, nodejs20.x, java21, provided.al2023, provided.al2]";
 
 /// Reads the configuration in a request. Refuses what this daemon does not support.
 pub(super) fn change(request: Settings, scope: &Scope) -> Result<ConfigurationChange, ApiError> {

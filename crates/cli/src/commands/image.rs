@@ -20,7 +20,7 @@ pub(crate) enum ImageCommand {
 An image is a root file system for functions, in the format that microVMs boot from (erofs). It contains the layer below
 it (--from), Debian packages with their dependencies, the wheels that pip installs for a list of requirements, and files
 of your own (--add). The build requires a Debian system and works without root. firn's own images are base, aws (boto3,
-certificates, time zones, a shell and coreutils), python3.13 and nodejs20.x (those runtimes, on Debian 13),
+certificates, time zones, a shell and coreutils), python3.13, java21 and nodejs20.x (those runtimes, on Debian 13),
 science (numpy, igraph, PIL), learning (science with torch, torchvision, scikit-learn) and media (science with ffmpeg
 and OpenCV).
 
@@ -38,7 +38,7 @@ Examples:
 /// Arguments of `firn image build`.
 #[derive(Debug, Args)]
 pub(crate) struct BuildArgs {
-    /// One of firn's own images: base, aws, python3.13,
+    /// One of firn's own images: base, aws, python3.13, java21,
     /// nodejs20.x, science, learning, media
     #[arg(value_name = "NAME", required_unless_present = "out", conflicts_with = "out")]
     name: Option<String>,

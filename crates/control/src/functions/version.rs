@@ -153,6 +153,9 @@ pub enum Runtime {
     /// Debian 13's Node.js.
     #[serde(rename = "nodejs20.x")]
     Nodejs20,
+    /// Debian 13's OpenJDK 21 with AWS Lambda's runtime interface client.
+    #[serde(rename = "java21")]
+    Java21,
     /// The function's own `bootstrap` program.
     #[serde(rename = "provided.al2023")]
     Provided2023,
@@ -168,6 +171,7 @@ impl Runtime {
             Self::Python311 => Some("python3.11"),
             Self::Python313 => Some("python3.13"),
             Self::Nodejs20 => Some("nodejs20.x"),
+            Self::Java21 => Some("java21"),
             Self::Provided2023 | Self::Provided2 => None,
         }
     }
@@ -181,7 +185,7 @@ impl Runtime {
     pub(crate) fn kind(self) -> RuntimeKind {
         match self {
             Self::Python311 | Self::Python313 => RuntimeKind::Python,
-            Self::Nodejs20 => RuntimeKind::Image,
+            Self::Nodejs20 | Self::Java21 => RuntimeKind::Image,
             Self::Provided2023 | Self::Provided2 => RuntimeKind::Provided,
         }
     }

@@ -114,7 +114,7 @@ pub enum BuildError {
     },
     /// The name is not one of firn's images.
     #[error(
-        "firn has no image {name}; its images are base, aws, python3.13, nodejs20.x, science, learning and media"
+        "firn has no image {name}; its images are base, aws, python3.13, java21, nodejs20.x, science, learning and media"
     )]
     UnknownImage {
         /// The name.
@@ -128,7 +128,7 @@ pub enum BuildError {
     },
     /// There is no image to add to.
     #[error(
-        "there is no image {name}; firn's own images are base, aws, python3.13, nodejs20.x, science, learning and media"
+        "there is no image {name}; firn's own images are base, aws, python3.13, java21, nodejs20.x, science, learning and media"
     )]
     NoImage {
         /// A name or a path.

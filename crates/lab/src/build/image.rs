@@ -53,6 +53,7 @@ struct Contents {
     requirements: String,
     runtime_wheels: Vec<String>,
     runtime_files: &'static [(&'static str, &'static str)],
+    java: bool,
     additions: Vec<Addition>,
     /// The keys of the additions.
     added: Vec<String>,
@@ -68,6 +69,7 @@ impl Contents {
             requirements: String::new(),
             runtime_wheels: owned(recipe.runtime_wheels),
             runtime_files: recipe.runtime_files,
+            java: recipe.java,
             ..Self::default()
         }
     }
@@ -89,8 +91,8 @@ impl Contents {
 }
 
 /// A root file system in a folder. Its own Python runs with its own loader and libraries.
-struct Root {
-    folder: PathBuf,
+pub(super) struct Root {
+    pub(super) folder: PathBuf,
     suite: Suite,
 }
 
@@ -130,7 +132,7 @@ const PYTHON_FOLDERS: [&str; 6] = [
 /// Names the release of Debian in an image of Debian 13.
 const RELEASE: &str = "etc/os-release";
 const PYTHON: &str = "usr/bin/python3";
-const RUNTIME: &str = "var/runtime";
+pub(super) const RUNTIME: &str = "var/runtime";
 
 impl Builder<'_> {
     /// Builds an image.
@@ -259,6 +261,9 @@ impl Builder<'_> {
             let path = root.folder.join(RUNTIME).join(name);
             add_program(&path, text).map_err(BuildError::file("write", &path))?;
         }
+        if contents.java {
+            self.add_java(&root)?;
+        }
         for addition in &contents.additions {
             (self.progress)(&format!("adding {}", addition.source.display()));
             addition.copy_to(&root.folder)?;
@@ -375,15 +380,17 @@ impl Builder<'_> {
 }
 
 impl Root {
-    fn python(&self) -> Command {
+    /// A program of the root.
+    pub(super) fn program(&self, path: &str) -> Command {
         let library = self.folder.join(LIBRARY);
         let mut command = Command::new(library.join("ld-linux-x86-64.so.2"));
+        command.arg("--library-path").arg(&library).arg(self.folder.join(path));
         command
-            .env("PYTHONHOME", self.folder.join("usr"))
-            .env("PYTHONDONTWRITEBYTECODE", "1")
-            .arg("--library-path")
-            .arg(&library)
-            .arg(self.folder.join(PYTHON));
+    }
+
+    fn python(&self) -> Command {
+        let mut command = self.program(PYTHON);
+        command.env("PYTHONHOME", self.folder.join("usr")).env("PYTHONDONTWRITEBYTECODE", "1");
         command
     }
 }

@@ -12,6 +12,7 @@ mod disk;
 mod error;
 mod guest;
 mod image;
+mod java;
 mod kernel;
 mod l1;
 mod modules;

@@ -2,6 +2,9 @@
 
 use super::apt::Suite;
 
+/// What Maven fetches for the runtime of Java, with the versions.
+pub(super) const POM: &str = include_str!("../../../../guest/runtimes/java/pom.xml");
+
 /// An image: the release of Debian, its layer below, Debian packages, and wheels that pip installs.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Recipe {
@@ -16,6 +19,8 @@ pub(super) struct Recipe {
     pub(super) runtime_wheels: &'static [&'static str],
     /// Files in `/var/runtime`: names and contents.
     pub(super) runtime_files: &'static [(&'static str, &'static str)],
+    /// Whether AWS Lambda's runtime interface client for Java is there.
+    pub(super) java: bool,
 }
 
 /// The recipe of one of firn's images.
@@ -64,6 +69,25 @@ pub(super) fn recipe(name: &str) -> Option<Recipe> {
                 ("bootstrap", include_str!("../../../../guest/runtimes/nodejs/bootstrap")),
                 ("index.mjs", include_str!("../../../../guest/runtimes/nodejs/index.mjs")),
             ],
+            ..Recipe::default()
+        },
+        "java21" => Recipe {
+            suite: Suite::Trixie,
+            packages: &[
+                "openjdk-21-jre-headless",
+                "coreutils",
+                "dash",
+                "tzdata",
+                "ca-certificates",
+                "openssl",
+            ],
+            runtime_files: &[
+                ("bootstrap", include_str!("../../../../guest/runtimes/java/bootstrap")),
+                ("Start.java", include_str!("../../../../guest/runtimes/java/Start.java")),
+                ("jvm.flags", include_str!("../../../../guest/runtimes/java/jvm.flags")),
+                ("pom.xml", POM),
+            ],
+            java: true,
             ..Recipe::default()
         },
         "science" => Recipe {

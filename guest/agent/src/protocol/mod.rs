@@ -383,7 +383,7 @@ pub struct FunctionError {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Frames {
-    /// Those of Python, as it prints them, the outermost first.
+    /// Those of Python, as it prints them, the outermost first, or those of Java.
     StackTrace(Vec<String>),
     /// The error's text and its frames, as Node.js prints them.
     Trace(Vec<String>),

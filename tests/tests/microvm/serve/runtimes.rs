@@ -7,6 +7,8 @@ use base64::engine::general_purpose::STANDARD;
 use firn_tests::{Daemon, Reply, World, zip_of_files};
 use serde_json::{Value, json};
 
+use crate::secrets::made;
+
 /// Draws random values, and returns what its hooks saw.
 const PYTHON: &str = r#"
 import os, random, ssl, sys, uuid
@@ -134,6 +136,41 @@ fn python_3_13_serves_and_thaws_with_its_hooks() {
     assert_eq!(daemon.create("own", "handler.py", PYTHON, &runtime).status, 201);
     let failed = cold_and_failed(&daemon, "python3.13", &json!("3.13"));
     assert_eq!(failed.body["errorType"], "ValueError", "{failed:?}");
+    two_clones(&world, &daemon);
+    daemon.end();
+}
+
+#[test]
+#[ignore = "long: make test-full"]
+fn java_21_serves_and_thaws_with_its_hooks() {
+    let world = World::default();
+    let daemon = Daemon::start(&world, &["--standby", "0"]);
+    let class = |name: &str| std::fs::read(made("FIRN_LANGUAGES").join(name)).unwrap();
+    let (hooks, streams) = (class("shop/Hooks.class"), class("shop/Streams.class"));
+    let jar = zip_of_files([("shop/Streams.class", streams.as_slice())]);
+    let layer = layer(&daemon, "java/lib/streams.jar", &jar);
+    let code = STANDARD.encode(zip_of_files([("shop/Hooks.class", hooks.as_slice())]));
+    let function = |handler: &str, more: &Value| {
+        let mut function = json!({
+            "Runtime": "java21", "Handler": handler, "MemorySize": 512, "Code": { "ZipFile": code },
+        });
+        function.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        function
+    };
+    assert_eq!(daemon.create("own", "any", "", &function("shop.Hooks", &json!({}))).status, 201);
+    let failed = cold_and_failed(&daemon, "java21", &json!(21));
+    assert_eq!(failed.body["errorType"], "java.lang.IllegalStateException", "{failed:?}");
+    assert_eq!(failed.body["errorMessage"], "it is asked to", "{failed:?}");
+    let frame = failed.body["stackTrace"][0].as_str().unwrap();
+    assert!(frame.starts_with("shop.Hooks.handleRequest(Hooks.java:"), "{failed:?}");
+    let more = json!({ "Publish": false, "SnapStart": { "ApplyOn": "None" }, "Layers": [layer] });
+    for (name, handler, answer) in
+        [("method", "shop.Hooks::shout", "ABC"), ("stream", "shop.Streams", "abc")]
+    {
+        assert_eq!(daemon.create(name, "any", "", &function(handler, &more)).status, 201);
+        let reply = daemon.invoke(name, &json!("abc"));
+        assert_eq!((reply.status, &reply.body), (200, &json!(answer)), "{reply:?}");
+    }
     two_clones(&world, &daemon);
     daemon.end();
 }
