@@ -260,8 +260,10 @@ def urls(name):
 
 
 def provisioned(name):
-    """aws_lambda_provisioned_concurrency_config: create, read, update, destroy. No microVM starts here, so the status,
-    for which the provider waits, is not READY."""
+    """aws_lambda_provisioned_concurrency_config: create, read, update, destroy.
+
+    No microVM starts here, so the status, for which the provider waits, is not READY.
+    """
     where = {"FunctionName": name, "Qualifier": client.publish_version(FunctionName=name)["Version"]}
     for count in (1, 2):
         client.put_provisioned_concurrency_config(**where, ProvisionedConcurrentExecutions=count)
