@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use firn_agent::protocol::FunctionError;
+use firn_agent::protocol::Failed;
 use firn_base::ErrorChain;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -87,8 +87,8 @@ pub enum StartError {
     #[error(transparent)]
     Identify(ErrorChain),
     /// The function itself failed, in an initialisation or in an after-restore hook.
-    #[error("the function failed: {0}")]
-    Function(FunctionError),
+    #[error("the function failed: {}", .0.error)]
+    Function(Failed),
     /// The function could not be loaded.
     #[error(transparent)]
     LoadFunction(ErrorChain),
@@ -184,7 +184,7 @@ stages! {
 impl From<crate::IdentifyError> for StartError {
     fn from(error: crate::IdentifyError) -> Self {
         match error {
-            crate::IdentifyError::Function(failed) => Self::Function(failed.error),
+            crate::IdentifyError::Function(failed) => Self::Function(failed),
             error => Self::Identify(ErrorChain::of(&error)),
         }
     }

@@ -46,10 +46,7 @@ pub(crate) fn exit_code(outcome: &Outcome) -> u8 {
 
 /// Prints answer or error, and logs, for people.
 pub(crate) fn print(outcome: &Outcome) {
-    let logs = output::plain(&outcome.logs);
-    if !logs.is_empty() {
-        output::note(logs.trim_end());
-    }
+    note_logs(&outcome.logs);
     match (&outcome.answer, &outcome.error) {
         (Some(answer), _) => output::json_text(answer.get()),
         (None, Some(error)) => {
@@ -57,6 +54,14 @@ pub(crate) fn print(outcome: &Outcome) {
             note_limit(error);
         }
         (None, None) => {}
+    }
+}
+
+/// Prints what the function has written.
+pub(crate) fn note_logs(logs: &str) {
+    let logs = output::plain(logs);
+    if !logs.is_empty() {
+        output::note(logs.trim_end());
     }
 }
 

@@ -119,9 +119,10 @@ pub(crate) fn run(arguments: &ThawArgs) -> anyhow::Result<ExitCode> {
     match firn_run::start(&spec, descriptors, kvm, clock, &listener) {
         Ok(()) => Ok(ExitCode::from(printer.exit_code.load(Ordering::SeqCst))),
         // The function's own failure, of its after-restore hooks, is an answer.
-        Err(StartError::Function(error)) => {
-            output::json(&error);
-            invoke::note_limit(&error);
+        Err(StartError::Function(failed)) => {
+            invoke::note_logs(&failed.logs);
+            output::json(&failed.error);
+            invoke::note_limit(&failed.error);
             Ok(ExitCode::from(FUNCTION_FAILED))
         }
         Err(error) => Err(error.into()),

@@ -9,9 +9,9 @@ use firn_base::{ErrorChain, PAGE_SIZE, now_ns};
 use firn_pool::RemoveError;
 use firn_run::monitor::Monitor;
 use firn_run::{
-    BootSpec, Descriptors, FreezeInstanceError, FunctionError, HostSpec, Instances, Making,
-    OpenedFile, Origin, OwnedInstance, PoolManagerError, ReadyUse, ReplaySpec, RoleCredentials,
-    Serving, Sockets, SourceSpec, StartReport, StartSpec, ThawSpec,
+    BootSpec, Descriptors, Failed, FreezeInstanceError, HostSpec, Instances, Making, OpenedFile,
+    Origin, OwnedInstance, PoolManagerError, ReadyUse, ReplaySpec, RoleCredentials, Serving,
+    Sockets, SourceSpec, StartReport, StartSpec, ThawSpec,
 };
 use firn_snapshot::Verify;
 use firn_vmm::{Destination, Shape};
@@ -105,8 +105,8 @@ pub enum LaunchError {
     #[error(transparent)]
     Image(#[from] ImageError),
     /// The function's after-restore hooks failed.
-    #[error("the function failed: {0}")]
-    Function(FunctionError),
+    #[error("the function failed: {}", .0.error)]
+    Function(Failed),
     /// The microVM's monitor reported an error.
     #[error("the microVM did not start")]
     Start(#[source] firn_run::StartError),
@@ -178,7 +178,7 @@ impl RemoveSnapshotError {
 impl From<firn_run::StartError> for LaunchError {
     fn from(error: firn_run::StartError) -> Self {
         match error {
-            firn_run::StartError::Function(error) => Self::Function(error),
+            firn_run::StartError::Function(failed) => Self::Function(failed),
             error => Self::Start(error),
         }
     }
@@ -271,7 +271,7 @@ impl Launcher {
                     Ok((microvm, report)) => {
                         return Ok(Thawed { microvm, report, standby: true });
                     }
-                    Err(LaunchError::Function(error)) => return Err(LaunchError::Function(error)),
+                    Err(error @ LaunchError::Function(_)) => return Err(error),
                     // It has not got the request, which another microVM can serve.
                     Err(error) => {
                         let error: &dyn std::error::Error = &error;

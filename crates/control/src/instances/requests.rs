@@ -267,8 +267,10 @@ async fn serve(
                     vm
                 }
                 Err(LoadFailure::Load(LoadError::Function(failed))) => return Ok(Err(failed)),
-                Err(LoadFailure::Start(LaunchError::Function(error))) => {
-                    return Err(InvokeFailure::Restore(error));
+                Err(LoadFailure::Start(LaunchError::Function(failed))) => {
+                    let Version { function, version, .. } = &**version;
+                    tracing::warn!(function, version, logs = failed.logs, "the restore failed");
+                    return Err(InvokeFailure::Restore(failed.error));
                 }
                 Err(error) => {
                     fleet.metrics.start_failures.inc();
