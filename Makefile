@@ -16,8 +16,8 @@ apt-install := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -qy install
 apt-update := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -q update
 
 .NOTPARALLEL:
-.PHONY: setup go java python pip build guest lab guests images runtimes clients demo test test-full lint prose deny \
-    unit-tests monitor-tests lab-tests guest-tests long-guest-tests test-load test-load-short \
+.PHONY: setup go java python pip npm build guest lab guests images runtimes clients tools demo test test-full lint prose deny \
+    unit-tests monitor-tests lab-tests guest-tests long-guest-tests test-load test-load-short test-tools \
     test-workloads matrix restores-table bench bench-regression traces clean
 
 # Cargo itself needs a C compiler to link.
@@ -40,6 +40,10 @@ python: setup
 # The clients of the daemon's tests are wheels.
 pip: python
 	@python3 -m pip --version >/dev/null 2>&1 || { $(apt-update) && $(apt-install) python3-pip; }
+
+# The tools of `make test-tools` run on Node 20 or newer.
+npm: setup
+	@command -v npm >/dev/null || { $(apt-update) && $(apt-install) npm; }
 
 build: setup
 	cargo build --release -p firn -p firn-agent
@@ -68,6 +72,10 @@ runtimes: build
 # boto3 and the aws command, for the daemon's tests.
 clients: pip
 	tests/clients/build.sh
+
+# osls, cdk and sam, for test-tools.
+tools: npm pip
+	tests/clients/tools.sh
 
 # A root image with the wheels of the tests' functions.
 $(clones-image): tests/functions/draws/requirements.txt | build
@@ -141,6 +149,10 @@ test-load: guests
 # 500 requests to players, if this machine has a KVM.
 test-load-short: setup
 	$(xtask) test-load-short
+
+# Tools that deploy functions, against a daemon without microVMs: half a minute.
+test-tools: tools
+	cargo test -p firn-api --lib -- --ignored tools_deploy
 
 # Every planner on every trace with ten players at once, page cache cold and full: each player
 # checks every byte of its memory. OUT=FOLDER keeps the results. SHAPES=different gives each player

@@ -256,11 +256,15 @@ const ONE: &str = "/2015-03-31/functions/f";
 
 /// The folder with boto3, if this host has it.
 pub(crate) fn clients() -> Option<PathBuf> {
-    let variable = |name| std::env::var_os(name).map(PathBuf::from);
-    let cache = variable("FIRN_CACHE").or_else(|| Some(variable("HOME")?.join(".cache/firn")));
-    let folder = cache?.join("clients");
+    let folder = cache()?.join("clients");
     let has = firn_required::has("clients", folder.join("boto3").is_dir());
     has.then_some(folder)
+}
+
+/// Firn's cache.
+pub(crate) fn cache() -> Option<PathBuf> {
+    let variable = |name| std::env::var_os(name).map(PathBuf::from);
+    variable("FIRN_CACHE").or_else(|| Some(variable("HOME")?.join(".cache/firn")))
 }
 
 #[tokio::test]

@@ -53,7 +53,7 @@ async fn the_parts_of_a_streamed_answer_are_chunks() {
         (Ending::Answered, r#"{"LogResult":"bG9n"}"#),
         (
             Ending::Failed,
-            r#"{"LogResult":"bG9n","ErrorCode":"Unhandled","ErrorDetails":"{\"errorType\":\"E\",\"errorMessage\":\"m\",\"stackTrace\":[]}"}"#,
+            r#"{"LogResult":"bG9n","ErrorCode":"Unhandled","ErrorDetails":"{\"errorType\":\"E\",\"errorMessage\":\"m\"}"}"#,
         ),
         (
             Ending::Restore,
