@@ -659,7 +659,9 @@ fn killed_under_a_guest(killed: Process) {
     assert_eq!(monitor.answer(), None);
     monitor.was_killed();
     let error = pager.errors();
-    assert!(error.contains("ended unexpectedly"), "{error}");
+    // On a busy host the guest may run into its first fault before the guardian has its monitor.
+    let known = ["ended unexpectedly", "ended before it served pages"];
+    assert!(known.iter().any(|text| error.contains(text)), "{error}");
     pager.process.wait().unwrap();
 }
 
