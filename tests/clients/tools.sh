@@ -1,14 +1,14 @@
 #!/bin/bash
-# Installs tools that deploy functions into firn's cache, for `make test-tools`: the folder tools
-# has osls and cdk from npm, and sam from PyPI.
+# Installs tools that deploy functions into firn's cache, for `make test-tools`: the folder
+# deploy-tools has osls and cdk from npm, and sam from PyPI.
 set -euo pipefail
 script=${BASH_SOURCE[0]}
 cache=${FIRN_CACHE:-${XDG_CACHE_HOME:-${HOME:?HOME is not set: set FIRN_CACHE}/.cache}/firn}
 
 mkdir -p "$cache/stamps"
 cache=$(cd "$cache" && pwd)
-dir=$cache/tools
-stamp=$cache/stamps/tools
+dir=$cache/deploy-tools
+stamp=$cache/stamps/deploy-tools
 key=$(sha256sum <"$script")
 if [[ -d $dir && -f $stamp && $(<"$stamp") == "$key" ]]; then
     exit

@@ -24,7 +24,7 @@ async fn what_terraform_sets_is_what_it_reads() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs tools from npm and PyPI: make test-tools"]
 async fn tools_deploy_as_far_as_the_documents_say() {
-    let tools = cache().expect("neither FIRN_CACHE nor HOME is set").join("tools");
+    let tools = cache().expect("neither FIRN_CACHE nor HOME is set").join("deploy-tools");
     serve("tools.py", |python, work| {
         python.arg(tools).arg(work);
     })
