@@ -52,7 +52,7 @@ impl Peer {
     /// The answer is ready. The client has `limit` to read it and to send the next request.
     pub(crate) fn answers(&self, held: Option<Held>, limit: Duration) {
         *self.answer.lock() = held;
-        self.set(client(limit));
+        self.waits(limit);
     }
 
     /// A part of an answer is ready. The client has `limit` to read it.

@@ -51,17 +51,6 @@ enum Initialisation {
     SnapStart,
 }
 
-impl Initialisation {
-    /// AWS Lambda's name of it.
-    fn name(self) -> &'static str {
-        match self {
-            Self::OnDemand => "on-demand",
-            Self::Provisioned => "provisioned-concurrency",
-            Self::SnapStart => "snap-start",
-        }
-    }
-}
-
 /// The result of a request.
 #[derive(Debug)]
 pub struct Invoked {
@@ -501,8 +490,11 @@ fn environment(
     initialisation: Initialisation,
 ) -> BTreeMap<String, String> {
     let mut environment = version.environment.clone();
-    let kind = initialisation.name().to_owned();
-    environment.insert("AWS_LAMBDA_INITIALIZATION_TYPE".to_owned(), kind);
+    // The agent knows the other two.
+    if initialisation == Initialisation::Provisioned {
+        let (name, kind) = ("AWS_LAMBDA_INITIALIZATION_TYPE", "provisioned-concurrency");
+        environment.insert(name.to_owned(), kind.to_owned());
+    }
     let region = &fleet.launcher.region;
     for name in ["AWS_REGION", "AWS_DEFAULT_REGION"] {
         environment.insert(name.to_owned(), region.clone());

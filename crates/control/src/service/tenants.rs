@@ -254,9 +254,7 @@ impl Tenants {
         }
         Ok(())
     }
-}
 
-impl Tenants {
     /// Checks the provisioned concurrency of a function's owner, and that of all functions against
     /// the limit of microVMs, in the transaction that changes it.
     pub(super) fn check_provisioned<E: From<StoreError> + From<ProvisionedError>>(

@@ -6,6 +6,8 @@ use std::process::ExitStatus;
 
 use thiserror::Error;
 
+use super::recipes::IMAGES;
+
 /// A build failed.
 #[derive(Debug, Error)]
 pub enum BuildError {
@@ -113,9 +115,7 @@ pub enum BuildError {
         path: PathBuf,
     },
     /// The name is not one of firn's images.
-    #[error(
-        "firn has no image {name}; its images are base, aws, python3.13, java21, nodejs20.x, science, learning and media"
-    )]
+    #[error("firn has no image {name}; its images are {IMAGES}")]
     UnknownImage {
         /// The name.
         name: String,
@@ -127,9 +127,7 @@ pub enum BuildError {
         name: String,
     },
     /// There is no image to add to.
-    #[error(
-        "there is no image {name}; firn's own images are base, aws, python3.13, java21, nodejs20.x, science, learning and media"
-    )]
+    #[error("there is no image {name}; firn's own images are {IMAGES}")]
     NoImage {
         /// A name or a path.
         name: String,

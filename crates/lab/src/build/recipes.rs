@@ -2,6 +2,10 @@
 
 use super::apt::Suite;
 
+/// The names of firn's own images, for an error's text.
+pub(super) const IMAGES: &str =
+    "base, aws, python3.13, java21, nodejs20.x, science, learning and media";
+
 /// What Maven fetches for the runtime of Java, with the versions.
 pub(super) const POM: &str = include_str!("../../../../guest/runtimes/java/pom.xml");
 

@@ -549,13 +549,7 @@ impl AgentClient {
 
 /// The error of a function whose streamed answer is longer than one without a stream may be.
 fn too_long(answer: &Answer) -> Failed {
-    let error = FunctionError {
-        error_type: "Function.ResponseSizeTooLarge".to_owned(),
-        error_message: format!(
-            "Response payload size exceeded maximum allowed payload size ({MAX_ANSWER_BYTES} bytes)."
-        ),
-        ..FunctionError::default()
-    };
+    let error = FunctionError::too_long(MAX_ANSWER_BYTES);
     let usage =
         Usage { duration_ns: nanoseconds(answer.duration), max_memory_bytes: answer.max_memory };
     Failed { usage: Some(Box::new(usage)), ..Failed::new(error, answer.logs.clone()) }

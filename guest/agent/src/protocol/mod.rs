@@ -402,6 +402,18 @@ impl FunctionError {
     /// The type of a function that was ended at its time limit.
     pub const TIME_OUT: &str = "Sandbox.Timedout";
 
+    /// The error of an answer that is longer than `limit` bytes. The text is AWS Lambda's.
+    #[must_use]
+    pub fn too_long(limit: usize) -> Self {
+        Self {
+            error_type: "Function.ResponseSizeTooLarge".to_owned(),
+            error_message: format!(
+                "Response payload size exceeded maximum allowed payload size ({limit} bytes)."
+            ),
+            ..Self::default()
+        }
+    }
+
     /// Whether the function was ended at its time limit.
     #[must_use]
     pub fn is_time_out(&self) -> bool {

@@ -406,11 +406,9 @@ enum Streamed {
 
 /// Refuses an answer that is longer than `limit`.
 fn refuse_long(call: Call, limit: usize) -> Outcome {
-    let kind = "Function.ResponseSizeTooLarge";
-    let text =
-        format!("Response payload size exceeded maximum allowed payload size ({limit} bytes).");
-    call.refuse(StatusCode::PAYLOAD_TOO_LARGE, kind, &text);
-    Outcome::Error(error(kind, text))
+    let error = FunctionError::too_long(limit);
+    call.refuse(StatusCode::PAYLOAD_TOO_LARGE, &error.error_type, &error.error_message);
+    Outcome::Error(error)
 }
 
 /// Whether a file is a script with an interpreter, or a program for this processor. The C library
