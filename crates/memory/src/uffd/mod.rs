@@ -40,7 +40,7 @@ use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, Updater, ioctl, opcode};
 use rustix::mm::UserfaultfdFlags;
 use thiserror::Error;
 
-/// The device that makes userfaultfds for those who may open it (Linux 6.1).
+/// The device that makes a userfaultfd for a process with the right to open it (Linux 6.1).
 const DEVICE: &str = "/dev/userfaultfd";
 /// Size of a `struct uffd_msg`, in bytes.
 const MESSAGE: usize = 32;

@@ -7,12 +7,12 @@
 //!   for each takes 0.4 ms (network_namespaces(7));
 //! - **names**: ipc and uts namespaces of its own;
 //! - **privileges**: no capability but the one by which the files of other users are opened, none
-//!   that it could get by executing a file, no core dumps, no reading of its memory by others
-//!   (capabilities(7), `PR_SET_NO_NEW_PRIVS`, `PR_SET_DUMPABLE`);
+//!   that it could get by executing a file, no core dumps, no reading of its memory by other
+//!   processes (capabilities(7), `PR_SET_NO_NEW_PRIVS`, `PR_SET_DUMPABLE`);
 //! - **programs**: Landlock denies executing files, TCP, abstract unix sockets of other processes
 //!   and signals to them (landlock(7)).
 //!
-//! Paths are not walled off: a monitor opens the files of its snapshot and its disks by their paths.
+//! Files are not walled off: a monitor opens its snapshot and its disks by their paths.
 
 mod privileges;
 

@@ -24,7 +24,7 @@ fn modes_are_read_as_they_are_written() {
 }
 
 #[test]
-fn nobody_is_jailed_who_is_not_to_be() {
+fn a_jail_that_is_off_has_no_walls() {
     assert_eq!(enter(JailMode::Off, None).unwrap(), None);
     assert!(Jail::new(JailMode::Off).network().is_none());
 }
