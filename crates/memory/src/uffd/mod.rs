@@ -440,6 +440,9 @@ impl Uffd {
     }
 }
 
+/// How a userfaultfd is made.
+const FLAGS: UserfaultfdFlags = UserfaultfdFlags::CLOEXEC.union(UserfaultfdFlags::NONBLOCK);
+
 /// Makes a userfaultfd of the device.
 struct New;
 
@@ -455,8 +458,7 @@ unsafe impl Ioctl for New {
     }
 
     fn as_ptr(&mut self) -> *mut c_void {
-        let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
-        without_provenance_mut(usize::try_from(flags.bits()).unwrap_or_default())
+        without_provenance_mut(usize::try_from(FLAGS.bits()).unwrap_or_default())
     }
 
     unsafe fn output_from_ptr(fd: IoctlOutput, _: *mut c_void) -> rustix::io::Result<OwnedFd> {
@@ -474,7 +476,7 @@ fn open() -> Result<OwnedFd, Errno> {
         return unsafe { ioctl(device, New) };
     }
     // SAFETY: a userfaultfd without a registered range changes no memory.
-    unsafe { rustix::mm::userfaultfd(UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK) }
+    unsafe { rustix::mm::userfaultfd(FLAGS) }
 }
 
 /// The features of this kernel.

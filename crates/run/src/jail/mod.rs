@@ -19,6 +19,7 @@ mod privileges;
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::OnceLock;
@@ -144,7 +145,6 @@ impl Jail {
 
     /// The path by which a child of this process finds the network namespace.
     pub(crate) fn network(&self) -> Option<PathBuf> {
-        use std::os::fd::AsRawFd;
         let file = self.network.as_ref()?.as_raw_fd();
         Some(format!("/proc/{}/fd/{file}", std::process::id()).into())
     }
@@ -175,21 +175,14 @@ pub fn enter(mode: JailMode, network: Option<&Path>) -> Result<Option<JailReport
         Ok(()) => report.walls.push(wall),
         Err(error) => report.missing.push((wall, error_chain(&error))),
     };
-    if geteuid().is_root() {
-        build(
-            Wall::Network,
-            match network {
-                Some(path) => File::open(path).and_then(privileges::enter_network),
-                None => privileges::unshare(UnshareFlags::NEWNET),
-            },
-        );
-        build(Wall::Names, privileges::unshare(UnshareFlags::NEWIPC | UnshareFlags::NEWUTS));
-    } else {
-        // Without privileges, they belong to a user namespace.
-        let entered = privileges::enter_user_namespace(UnshareFlags::NEWNET);
-        build(Wall::Network, entered);
-        build(Wall::Names, privileges::unshare(UnshareFlags::NEWIPC | UnshareFlags::NEWUTS));
-    }
+    let entered = match network {
+        // Without privileges, all namespaces belong to a user namespace.
+        _ if !geteuid().is_root() => privileges::enter_user_namespace(UnshareFlags::NEWNET),
+        Some(path) => File::open(path).and_then(privileges::enter_network),
+        None => privileges::unshare(UnshareFlags::NEWNET),
+    };
+    build(Wall::Network, entered);
+    build(Wall::Names, privileges::unshare(UnshareFlags::NEWIPC | UnshareFlags::NEWUTS));
     build(Wall::Privileges, privileges::drop_all());
     build(Wall::Programs, deny_programs());
     report.ns = ns_since(begin);
