@@ -74,11 +74,11 @@ pub use report::{
     Counters, Making, REPORT_VERSION, ReadyUse, Replay, ReplicaCost, StandbyUse, StartReport,
     StartTimes,
 };
-pub use session::{Interruption, end_with};
+pub use session::Interruption;
 pub use settings::{FunctionSettings, ImageName, ImageNameError, SETTINGS_FILE, SettingsError};
 pub use source::{Source, set_pooled_profile};
 pub use spec::{
     BootSpec, HostSpec, InvokeSpec, OpenedFile, Origin, ReplaySpec, SPEC_VERSION, ScratchSpec,
-    Serving, Sockets, SourceSpec, StartSpec, ThawSpec,
+    Sockets, SourceSpec, StartSpec, ThawSpec,
 };
 pub use start::start;
