@@ -56,8 +56,10 @@ pub(super) enum MonitorError {
     Receive(#[from] ReceiveError),
     #[error("the monitor sent a message out of order")]
     Order,
-    #[error("the monitor ended ({status}){said}")]
-    Ended { status: ExitStatus, said: String },
+    #[error("the monitor ended ({status}){}", after_colon(.stderr))]
+    Ended { status: ExitStatus, stderr: String },
+    #[error("{0}")]
+    Reported(String),
 }
 
 impl From<MonitorError> for StartError {
@@ -386,11 +388,18 @@ impl Monitor {
 
     fn ended(&mut self, status: ExitStatus) -> StartError {
         let stderr = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
-        let stderr = String::from_utf8_lossy(&stderr);
-        let text = stderr.trim().trim_start_matches("firn: error: ");
-        let said = if text.is_empty() { String::new() } else { format!(": {text}") };
-        MonitorError::Ended { status, said }.into()
+        let stderr = String::from_utf8_lossy(&stderr).trim().to_owned();
+        match stderr.strip_prefix("firn: error: ") {
+            // It ended itself, and reported why.
+            Some(error) if status.code().is_some() => MonitorError::Reported(error.to_owned()),
+            _ => MonitorError::Ended { status, stderr },
+        }
+        .into()
     }
+}
+
+fn after_colon(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!(": {text}") }
 }
 
 impl Drop for Monitor {
