@@ -12,7 +12,8 @@ use firn_vmm::{KVM_DEVICE, open_kvm};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use tempfile::TempDir;
 
-const LIMIT: Duration = Duration::from_secs(60);
+/// Less than what a monitor gets to end before it ends itself.
+const LIMIT: Duration = Duration::from_secs(8);
 
 /// A folder with a player, and the directory of names.
 struct World(TempDir);

@@ -215,7 +215,3 @@ fn print(report: &StartReport) {
         output::line(&summary);
     }
 }
-
-#[cfg(test)]
-#[path = "thaw_tests.rs"]
-mod tests;
