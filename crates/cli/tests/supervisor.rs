@@ -2,7 +2,8 @@
 //! Requires any kind of KVM.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -119,6 +120,10 @@ fn a_name_is_in_use_while_its_microvm_runs() {
     let mut sockets = socket_names(&world.names().join("it"));
     sockets.sort();
     assert_eq!(sockets, ["control.sock", "lock", "vsock.sock"]);
+    for socket in ["control.sock", "vsock.sock"] {
+        let error = UnixStream::connect(world.names().join("it").join(socket)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "a player serves no client");
+    }
     let second = world.firn(&["thaw", "--name", "it", "player"]).output().unwrap();
     let error = String::from_utf8(second.stderr).unwrap();
     assert!(error.starts_with("firn: error: a microVM named it is already running"), "{error}");
