@@ -1,4 +1,5 @@
-//! A microVM of `firn thaw` runs in a monitor, which ends with the command, and the command with it.
+//! A microVM of `firn thaw` runs in a monitor, which ends with the command, and the command with
+//! it.
 //! Requires any kind of KVM.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 

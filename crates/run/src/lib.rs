@@ -15,7 +15,7 @@
 //!
 //! [`start()`] goes through all of them in this process. [`monitor::Monitor`] has a process of its
 //! own do it, by the same spec, with the same report and the same error, and
-//! [`monitor::Supervisor`] follows one to its end for a user who waits. Two kinds of guest are
+//! [`monitor::Supervisor`] follows one to its end. Two kinds of guest are
 //! started: Linux with firn's agent, and the [`player`]. [`RecordedRun`] and [`player::record`] run
 //! a guest under a recorder, and [`freeze()`] ends a life with a snapshot.
 //!

@@ -162,7 +162,8 @@ pub fn serve(kvm: &Path) -> Result<(), StartError> {
         | Order::Unpause => Err(StartError::Spec("the first order starts nothing".to_owned())),
     };
     let done = done.inspect_err(|error| reporter.send(&Event::Failed(error.clone())));
-    // Last: the end of a start may wait for the pool's manager, and the owner may be killed meanwhile.
+    // Last: the end of a start may wait for the pool's manager, and the owner may be killed
+    // meanwhile.
     drop(sweep.lock().take());
     done
 }

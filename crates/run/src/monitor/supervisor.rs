@@ -1,4 +1,4 @@
-//! A process that runs one microVM in a monitor for the user who waits for it.
+//! A process that starts one microVM in a monitor, follows it, and ends with it.
 
 use std::path::Path;
 use std::sync::Arc;
