@@ -89,6 +89,7 @@ impl World {
                 planners: vec!["firecracker".into()],
                 memory: 1 << 40,
                 monitors: 9,
+                jail: Default::default(),
                 one_cpu: None,
                 measured: true,
                 queue: 9,

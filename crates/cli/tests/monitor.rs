@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use firn_base::now_ns;
 use firn_run::cgroup::{Cgroup, CgroupPlace, CgroupVersion};
+use firn_run::jail::{Jail, JailMode, Wall};
 use firn_run::monitor::{Monitor, Progress};
 use firn_run::{
     Descriptors, HostSpec, Making, Origin, ReadyUse, ReplaySpec, SourceSpec, StandbyUse,
@@ -95,6 +96,31 @@ fn a_held_player_waits_for_its_release() {
     monitor.wait().unwrap();
 }
 
+#[test]
+fn a_monitor_is_jailed_before_its_guest_runs() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(snapshot) = player(directory.path(), "sequential-read:4M") else { return };
+    for (mode, jailed) in [(JailMode::Auto, true), (JailMode::Off, false)] {
+        let (program, kvm) = (env!("CARGO_BIN_EXE_firn").as_ref(), KVM_DEVICE.as_ref());
+        let mut monitor = Monitor::spawn_in(None, &Jail::new(mode), program, kvm).unwrap();
+        let mut descriptors = Descriptors::default();
+        let spec = spec(&snapshot, "firecracker", true, &mut descriptors);
+        monitor.start(spec, &descriptors).unwrap();
+        assert!(matches!(monitor.progress(Some(LIMIT)).unwrap(), Progress::Held));
+        let process = format!("/proc/{}", monitor.pid());
+        let read = |file: &str| std::fs::read(format!("{process}/{file}")).unwrap();
+        let status = String::from_utf8(read("status")).unwrap();
+        assert_eq!(status.contains("\nNoNewPrivs:\t1\n"), jailed, "{status}");
+        let environment = String::from_utf8_lossy(&read("environ")).into_owned();
+        assert!(!environment.contains("PATH="), "{environment}");
+        monitor.release().unwrap();
+        let report = monitor.started(Some(LIMIT)).unwrap();
+        monitor.wait().unwrap();
+        let walls = report.jail.map(|jail| jail.walls);
+        assert_eq!(walls.is_some_and(|walls| walls.contains(&Wall::Privileges)), jailed);
+    }
+}
+
 /// A group that can limit CPU time; `None` where this process may not make one.
 fn cpu_group(name: &str) -> Option<Cgroup> {
     let group = CgroupPlace::find("cpu").and_then(|place| place.create(name));
@@ -128,7 +154,8 @@ fn a_guest_gets_no_more_cpu_time_than_its_group() {
     }
     let door = group.door();
     let program = env!("CARGO_BIN_EXE_firn").as_ref();
-    let mut monitor = Monitor::spawn_in(Some(group), program, KVM_DEVICE.as_ref()).unwrap();
+    let mut monitor =
+        Monitor::spawn_in(Some(group), &Jail::default(), program, KVM_DEVICE.as_ref()).unwrap();
     let mut descriptors = Descriptors::default();
     let spec = spec(&snapshot, "firecracker", true, &mut descriptors);
     monitor.start(spec, &descriptors).unwrap();
@@ -154,7 +181,8 @@ fn a_monitor_that_cannot_enter_its_group_starts_nothing() {
     // Its directory is gone.
     std::fs::remove_dir(group.door().parent().unwrap()).unwrap();
     let program = env!("CARGO_BIN_EXE_firn").as_ref();
-    let mut monitor = Monitor::spawn_in(Some(group), program, KVM_DEVICE.as_ref()).unwrap();
+    let mut monitor =
+        Monitor::spawn_in(Some(group), &Jail::default(), program, KVM_DEVICE.as_ref()).unwrap();
     let Some(snapshot) = player(directory.path(), "sequential-read:4M") else { return };
     let mut descriptors = Descriptors::default();
     let spec = spec(&snapshot, "firecracker", false, &mut descriptors);

@@ -10,6 +10,7 @@ use thiserror::Error;
 
 use crate::agent::LIMIT_OPTIONS;
 use crate::console_tail::ConsoleTail;
+use crate::jail::Wall;
 
 /// Why a microVM did not start, or ended before it was to end.
 ///
@@ -23,6 +24,17 @@ pub enum StartError {
     /// The monitor's process could not be started, or the connection to it broke.
     #[error(transparent)]
     Monitor(ErrorChain),
+    /// The monitor lacks a wall of its jail.
+    #[error(
+        "the monitor cannot be jailed: this host gives it no wall {wall}: {reason}; with --jail auto it runs without, and \
+         reports that"
+    )]
+    Jail {
+        /// The wall.
+        wall: Wall,
+        /// Why it lacks it.
+        reason: String,
+    },
     /// The monitor did not report within the limit, seconds.
     #[error("the monitor did not report within {0} s ({LIMIT_OPTIONS})")]
     TimedOut(u64),

@@ -38,6 +38,7 @@ mod function;
 mod guest;
 mod identity;
 mod instance;
+pub mod jail;
 mod life;
 mod linux;
 pub mod monitor;

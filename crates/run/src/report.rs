@@ -12,6 +12,7 @@ use firn_snapshot::{ImagedBy, NoCopy, ReplicaReport};
 use firn_vmm::{KvmStats, RestoreReport};
 use serde::{Deserialize, Serialize};
 
+use crate::jail::JailReport;
 use crate::outcome::Outcome;
 
 /// Version of [`StartReport`]'s JSON. A field may be added without a new version.
@@ -34,6 +35,9 @@ pub struct StartReport {
     /// Process id of the monitor, as the process that started it sees it.
     #[serde(default)]
     pub pid: u32,
+    /// How the monitor was jailed; `None` where it was not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jail: Option<JailReport>,
     /// Name of the function that was loaded, of a boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub function: Option<String>,

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 
+use firn_run::jail::JailMode;
 use firn_vmm::KVM_DEVICE;
 
 use crate::output;
@@ -20,6 +21,12 @@ pub(crate) struct MonitorArgs {
     /// The file of a control group to which this process writes `0` to enter the group
     #[arg(long, value_name = "FILE")]
     cgroup: Option<PathBuf>,
+    /// Whether it enters the jail
+    #[arg(long, value_name = "MODE", default_value_t)]
+    jail: JailMode,
+    /// The network namespace that it enters then
+    #[arg(long, value_name = "FILE")]
+    network: Option<PathBuf>,
 }
 
 pub(crate) fn run(arguments: &MonitorArgs) -> ExitCode {
@@ -32,7 +39,7 @@ pub(crate) fn run(arguments: &MonitorArgs) -> ExitCode {
             return ExitCode::FAILURE;
         }
     }
-    match firn_run::monitor::serve(&arguments.kvm) {
+    match firn_run::monitor::serve(&arguments.kvm, arguments.jail, arguments.network.as_deref()) {
         Ok(()) => ExitCode::SUCCESS,
         // The process that started this one has the error.
         Err(_) => ExitCode::FAILURE,

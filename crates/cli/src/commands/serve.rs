@@ -12,6 +12,7 @@ use tracing_subscriber::EnvFilter;
 use firn_api::{Credentials, Limits, Listen, ServeOptions};
 use firn_control::{BootFiles, ControlOptions, ImageFiles, Quotas, Tenants};
 use firn_memory::planners::parse;
+use firn_run::jail::JailMode;
 use firn_run::{FunctionSettings, ImageName, require_linux};
 
 use crate::assets::{GuestFiles, image_file};
@@ -93,6 +94,10 @@ pub(crate) struct ServeArgs {
     /// [default: no limit]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
     cpu_limit: Option<u32>,
+    /// Whether monitors are jailed: as far as this host can, by all walls or not at all, or never:
+    /// auto, require or off
+    #[arg(long, value_name = "MODE", default_value_t)]
+    jail: JailMode,
     /// Memory to reserve for a microVM
     #[arg(long, value_enum, default_value_t = Reservation::Measured)]
     booking: Reservation,
@@ -276,6 +281,7 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
             planners: planners.iter().map(|planner| (*planner).to_owned()).collect(),
             memory,
             monitors: arguments.monitors,
+            jail: arguments.jail,
             one_cpu: arguments.cpu_limit,
             measured: arguments.booking == Reservation::Measured,
             queue: arguments.queue,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use firn_base::{ErrorChain, PAGE_SIZE, now_ns};
 use firn_pool::RemoveError;
+use firn_run::jail::Jail;
 use firn_run::monitor::Monitor;
 use firn_run::{
     BootSpec, Descriptors, Failed, FreezeInstanceError, HostSpec, Instances, Making, OpenedFile,
@@ -76,6 +77,8 @@ pub(crate) struct Launcher {
     pub(crate) standbys: Standbys,
     pub(crate) processes: Arc<Processes>,
     pub(crate) scratch: Scratch,
+    /// How monitors are jailed.
+    pub(crate) jail: Jail,
     /// The limits of CPU time, if there are any.
     pub(crate) cpus: Option<Cpus>,
     pub(crate) ready: ReadyClones<ThawKey, Microvm>,
@@ -556,7 +559,7 @@ impl Prepare for Launcher {
     fn spawn(&self) -> Result<Monitor, firn_run::StartError> {
         let group = self.cpus.as_ref().map(Cpus::group).transpose();
         let group = group.map_err(|error| firn_run::StartError::Monitor(ErrorChain::of(&error)))?;
-        Monitor::spawn_in(group, &self.program, &self.kvm)
+        Monitor::spawn_in(group, &self.jail, &self.program, &self.kvm)
     }
 
     fn shape(&self, key: &ThawKey) -> Option<Shape> {

@@ -30,6 +30,7 @@ use tokio::sync::Notify;
 
 use firn_base::format_bytes;
 use firn_run::cgroup::CgroupError;
+use firn_run::jail::{Jail, JailMode};
 use firn_run::{Instances, PoolManagerError};
 
 pub use account::Account;
@@ -98,6 +99,8 @@ pub struct ControlOptions {
     pub memory: u64,
     /// Limit of running microVMs.
     pub monitors: usize,
+    /// Whether monitors are jailed.
+    pub jail: JailMode,
     /// Memory of a function that gets one CPU, MiB; others get CPU time in proportion. `None` does
     /// not limit CPU time.
     pub one_cpu: Option<u32>,
@@ -234,6 +237,7 @@ impl Control {
             standbys: Standbys::new(options.standby),
             processes: Arc::default(),
             scratch,
+            jail: Jail::new(options.jail),
             cpus: options.one_cpu.map(Cpus::open).transpose()?,
             ready: ReadyClones::new(options.ready),
         };

@@ -37,6 +37,7 @@ pub(crate) fn options(folder: &Path) -> ControlOptions {
         planners: vec!["firecracker".into()],
         memory: 1 << 40,
         monitors: 9,
+        jail: Default::default(),
         one_cpu: None,
         measured: true,
         queue: 9,

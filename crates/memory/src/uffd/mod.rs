@@ -15,8 +15,10 @@
 //! wakes it; the same fault may then be reported twice. When the [`Uffd`] is closed, sleeping
 //! threads wake and missing pages read as zeros.
 
+use std::ffi::c_void;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::without_provenance_mut;
 
 use bitflags::bitflags;
 use linux_raw_sys::general::{
@@ -32,12 +34,14 @@ use linux_raw_sys::ioctl::{
     UFFDIO_API, UFFDIO_CONTINUE, UFFDIO_COPY, UFFDIO_REGISTER, UFFDIO_WAKE, UFFDIO_WRITEPROTECT,
     UFFDIO_ZEROPAGE,
 };
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
-use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
+use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, Updater, ioctl, opcode};
 use rustix::mm::UserfaultfdFlags;
 use thiserror::Error;
 
+/// The device that makes a userfaultfd for a process with the right to open it (Linux 6.1).
+const DEVICE: &str = "/dev/userfaultfd";
 /// Size of a `struct uffd_msg`, in bytes.
 const MESSAGE: usize = 32;
 /// The number of messages that one read returns at most.
@@ -49,6 +53,7 @@ const MOVE_DONTWAKE: u64 = 1;
 /// Ioctls that linux-raw-sys does not have (Linux 6.6 and 6.8).
 const UFFDIO_POISON: Opcode = opcode::read_write::<uffdio_poison>(0xaa, 8);
 const UFFDIO_MOVE: Opcode = opcode::read_write::<uffdio_move>(0xaa, 5);
+const USERFAULTFD_IOC_NEW: Opcode = opcode::none(0xaa, 0);
 
 bitflags! {
     /// Features of a userfaultfd.
@@ -435,7 +440,39 @@ impl Uffd {
     }
 }
 
+/// Makes a userfaultfd of the device.
+struct New;
+
+// SAFETY: `USERFAULTFD_IOC_NEW` takes flags in place of a pointer, changes no memory, and returns a
+// new descriptor.
+unsafe impl Ioctl for New {
+    type Output = OwnedFd;
+
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> Opcode {
+        USERFAULTFD_IOC_NEW
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
+        without_provenance_mut(usize::try_from(flags.bits()).unwrap_or_default())
+    }
+
+    unsafe fn output_from_ptr(fd: IoctlOutput, _: *mut c_void) -> rustix::io::Result<OwnedFd> {
+        // SAFETY: the kernel has just returned the descriptor, and nothing else has it.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+}
+
+/// From the device, which needs no capability, or by the system call, which needs one
+/// (userfaultfd(2)).
 fn open() -> Result<OwnedFd, Errno> {
+    let device = rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+    if let Ok(device) = device {
+        // SAFETY: as below.
+        return unsafe { ioctl(device, New) };
+    }
     // SAFETY: a userfaultfd without a registered range changes no memory.
     unsafe { rustix::mm::userfaultfd(UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK) }
 }

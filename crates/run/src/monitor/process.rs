@@ -1,5 +1,6 @@
 //! The side of the process that starts a monitor.
 
+use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -20,6 +21,7 @@ use super::{Event, Order};
 use crate::cgroup::Cgroup;
 use crate::descriptors::Descriptors;
 use crate::error::StartError;
+use crate::jail::Jail;
 use crate::report::{Making, StartReport};
 use crate::spec::StartSpec;
 
@@ -27,6 +29,16 @@ use crate::spec::StartSpec;
 pub const MONITOR_COMMAND: &str = "monitor";
 /// Its option for the file of a control group that the monitor enters.
 const GROUP_OPTION: &str = "--cgroup";
+/// Its options for the jail.
+const JAIL_OPTION: &str = "--jail";
+const NETWORK_OPTION: &str = "--network";
+
+/// The variables of the environment that a monitor gets: where names are claimed, and files made.
+const KEPT: [&str; 3] = ["FIRN_RUN_DIR", "XDG_RUNTIME_DIR", "TMPDIR"];
+
+fn is_kept(name: &OsStr) -> bool {
+    KEPT.iter().any(|kept| *kept == name)
+}
 
 /// Bytes that are kept of what a monitor writes to standard error.
 const MAX_STDERR: u64 = 64 << 10;
@@ -85,18 +97,29 @@ impl Monitor {
     /// # Errors
     /// [`StartError::Monitor`].
     pub fn spawn(program: &Path, kvm: &Path) -> Result<Self, StartError> {
-        Self::spawn_in(None, program, kvm)
+        Self::spawn_in(None, Jail::of_process(), program, kvm)
     }
 
-    /// The same for a monitor that enters a control group of its own before it does anything else,
-    /// and ends if it cannot.
+    /// The same for a monitor in a jail, and in a control group of its own, which it enters before
+    /// it does anything else; it ends if it cannot.
     ///
     /// # Errors
     /// [`StartError::Monitor`].
-    pub fn spawn_in(group: Option<Cgroup>, program: &Path, kvm: &Path) -> Result<Self, StartError> {
+    pub fn spawn_in(
+        group: Option<Cgroup>,
+        jail: &Jail,
+        program: &Path,
+        kvm: &Path,
+    ) -> Result<Self, StartError> {
         let (connection, theirs) = Connection::pair().map_err(MonitorError::Spawn)?;
         let mut command = Command::new(program);
         command.arg(MONITOR_COMMAND).arg("--kvm").arg(kvm).process_group(0);
+        command.arg(JAIL_OPTION).arg(jail.mode().to_string());
+        if let Some(network) = jail.network() {
+            command.arg(NETWORK_OPTION).arg(network);
+        }
+        // The environment of a daemon can have keys.
+        command.env_clear().envs(std::env::vars_os().filter(|(name, _)| is_kept(name)));
         if let Some(group) = &group {
             command.arg(GROUP_OPTION).arg(group.door());
         }

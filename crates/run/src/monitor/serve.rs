@@ -18,6 +18,7 @@ use crate::descriptors::Descriptors;
 use crate::error::StartError;
 use crate::guest::Listener;
 use crate::instance::SweepAfterOwner;
+use crate::jail::{self, JailMode, JailReport};
 use crate::life::{Clock, KvmDevice};
 use crate::outcome::Outcome;
 use crate::report::{Making, StartReport};
@@ -32,6 +33,7 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 /// Sends what happens to the process that started this one.
 struct Reporter {
     connection: Arc<Connection>,
+    jail: Option<JailReport>,
     /// Gets a message, or is closed, when a player may check its memory.
     released: Mutex<Receiver<()>>,
 }
@@ -49,7 +51,8 @@ impl Listener for Reporter {
     }
 
     fn started(&self, report: &StartReport) {
-        self.send(&Event::Started(Box::new(report.clone())));
+        let report = StartReport { jail: self.jail.clone(), ..report.clone() };
+        self.send(&Event::Started(Box::new(report)));
     }
 
     fn held(&self) {
@@ -64,14 +67,19 @@ impl Listener for Reporter {
 
 /// Runs a monitor: waits on standard input for an order, carries it out, and reports. Returns once
 /// the microVM has ended; the error was reported already. Without an order it returns when standard
-/// input is closed.
+/// input is closed. It enters the jail first, and the network namespace at the path `network`.
 ///
 /// # Errors
 /// What failed.
-pub fn serve(kvm: &Path) -> Result<(), StartError> {
+pub fn serve(kvm: &Path, jail: JailMode, network: Option<&Path>) -> Result<(), StartError> {
     let connection = Connection::of_stdin();
     let connection =
         Arc::new(connection.map_err(|error| StartError::session("use standard input", error))?);
+    // Before there is a second thread.
+    let jail = jail::enter(jail, network).inspect_err(|error| {
+        // An owner that has ended gets no message.
+        let _ = connection.send(&Event::Failed(error.clone()), &Descriptors::default());
+    })?;
     // Where that fails, the start tries again and reports why.
     let mut opened = OpenKvm::open(kvm).ok().map(Standby::from);
     // Nothing here relies on what a signal does by default: the first process of a pid namespace
@@ -132,7 +140,7 @@ pub fn serve(kvm: &Path) -> Result<(), StartError> {
         let _ = begin.send(());
     }
     let reporter =
-        Arc::new(Reporter { connection: connection.clone(), released: Mutex::new(released) });
+        Arc::new(Reporter { connection: connection.clone(), jail, released: Mutex::new(released) });
     let hold = |making: &Making| {
         reporter.send(&Event::MadeReady(Box::new(making.clone())));
         let clock = wait_for_resume(&connection)?;
