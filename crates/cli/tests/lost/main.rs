@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use firn_vmm::{KVM_DEVICE, open_kvm};
-use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 fn firn(arguments: &[&str]) -> Command {
@@ -50,13 +50,6 @@ fn ended(mut player: Child) -> (String, ExitStatus) {
     drop(player.stdin.take());
     let output = player.wait_with_output().unwrap();
     (String::from_utf8(output.stderr).unwrap(), output.status)
-}
-
-/// The process of a command's microVM.
-fn monitor_of(thaw: &Child) -> Pid {
-    let children = format!("/proc/{0}/task/{0}/children", thaw.id());
-    let children = std::fs::read_to_string(children).unwrap();
-    Pid::from_raw(children.trim().parse().unwrap()).unwrap()
 }
 
 fn refused(player: Child) -> String {
@@ -118,24 +111,6 @@ fn an_image_that_shrinks_ends_the_microvm_that_a_pager_serves() {
         assert!(error.starts_with(&format!("firn: error: {ended}")), "{error}");
         assert!(error.contains(lost) && !error.contains("wrong memory"), "{error}");
     }
-}
-
-/// In a release build of `firn`, a panic of any thread aborts the process. A failed memory
-/// allocation aborts it in every build.
-#[test]
-fn a_pager_that_aborts_ends_its_microvm() {
-    if !has_kvm() {
-        return;
-    }
-    let (_folder, snapshot) = packed("reap", "faults");
-    let mut thaw = firn(&["thaw", "--hold", "--planner", "reap", text(&snapshot)]);
-    // With one arena, a thread cannot allocate from memory that its own arena has reserved.
-    let player = begun(thaw.env("MALLOC_ARENA_MAX", "1"));
-    let none = Rlimit { current: Some(0), maximum: Some(0) };
-    prlimit(Some(monitor_of(&player)), Resource::As, none).unwrap();
-    let error = refused(player);
-    assert!(error.contains("SIGABRT"), "{error}");
-    assert!(error.contains("memory allocation of ") && !error.contains("wrong memory"), "{error}");
 }
 
 #[test]
