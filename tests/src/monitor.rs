@@ -59,6 +59,14 @@ impl Monitor {
         Pid::from_child(&self.child)
     }
 
+    /// The process that runs its microVM: its only child.
+    #[track_caller]
+    pub fn monitor(&self) -> Pid {
+        let children = format!("/proc/{0}/task/{0}/children", self.child.id());
+        let children = std::fs::read_to_string(children).unwrap();
+        Pid::from_raw(children.trim().parse().unwrap()).unwrap()
+    }
+
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) {
         kill_process(self.pid(), signal).unwrap();

@@ -11,6 +11,7 @@ mod log;
 mod output;
 mod pool_at;
 mod snapshot_args;
+mod supervisor;
 
 use std::process::ExitCode;
 

@@ -406,11 +406,14 @@ fn no_monitor_can_write_to_shared_memory() {
     let before = bytes();
     for planner in ["pass_shared", "firn", "pass"] {
         let thaw = ["thaw", "--hold", "--planner", planner, "--pool", text(&socket), "player"];
-        let mut monitor = world.firn(&thaw).stdin(Stdio::piped()).spawn().unwrap();
+        let mut supervisor = world.firn(&thaw).stdin(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
-        BufReader::new(monitor.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        BufReader::new(supervisor.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         assert!(line.contains("held"), "{line}");
-        let (mappings, descriptors) = holds(monitor.id(), &world.medium());
+        assert_eq!(holds(supervisor.id(), &world.medium()), (vec![], vec![]));
+        let children = format!("/proc/{0}/task/{0}/children", supervisor.id());
+        let monitor = std::fs::read_to_string(children).unwrap().trim().parse().unwrap();
+        let (mappings, descriptors) = holds(monitor, &world.medium());
         assert!(!mappings.is_empty() && !descriptors.is_empty(), "{planner}");
         let shared_writable = mappings.iter().any(|mapping| mapping == "rw-s");
         let writable = descriptors.iter().any(|access| *access != 0);
@@ -420,8 +423,8 @@ fn no_monitor_can_write_to_shared_memory() {
             (planner == "pass", planner == "pass"),
             "{mappings:?}"
         );
-        drop(monitor.stdin.take());
-        assert!(monitor.wait().unwrap().success());
+        drop(supervisor.stdin.take());
+        assert!(supervisor.wait().unwrap().success());
         assert!(bytes() == before, "{planner} changed sealed bytes");
     }
 }

@@ -216,11 +216,6 @@ impl Instances {
         ManagerDirectory::new(self.base.clone())
     }
 
-    /// The name of a microVM of this process that was given none.
-    pub(crate) fn unnamed() -> String {
-        format!("vm-{}", std::process::id())
-    }
-
     /// The sockets of the microVM of a name, whether or not it runs.
     #[must_use]
     pub fn named(&self, name: &str) -> Instance {
@@ -331,6 +326,16 @@ impl SweepAfterOwner {
     /// For the microVM with a socket at `socket`.
     pub(crate) fn new(socket: &Path) -> Option<Self> {
         socket.parent().map(|directory| Self(directory.to_owned()))
+    }
+
+    /// Waits a moment for the lock of an owner whose end was noticed just now, and removes.
+    pub(crate) fn wait(self) {
+        for _ in 1..CLAIM_ATTEMPTS {
+            if check_directory(&self.0).is_err() || !is_alive_or_swept(&self.0) {
+                return;
+            }
+            std::thread::sleep(CLAIM_PAUSE);
+        }
     }
 }
 

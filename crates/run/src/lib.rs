@@ -14,7 +14,8 @@
 //!   failed.
 //!
 //! [`start()`] goes through all of them in this process. [`monitor::Monitor`] has a process of its
-//! own do it, by the same spec, with the same report and the same error. Two kinds of guest are
+//! own do it, by the same spec, with the same report and the same error, and
+//! [`monitor::Supervisor`] follows one to its end. Two kinds of guest are
 //! started: Linux with firn's agent, and the [`player`]. [`RecordedRun`] and [`player::record`] run
 //! a guest under a recorder, and [`freeze()`] ends a life with a snapshot.
 //!
@@ -75,11 +76,11 @@ pub use report::{
     Counters, Making, REPORT_VERSION, ReadyUse, Replay, ReplicaCost, StandbyUse, StartReport,
     StartTimes,
 };
-pub use session::{Interruption, end_with};
+pub use session::Interruption;
 pub use settings::{FunctionSettings, ImageName, ImageNameError, SETTINGS_FILE, SettingsError};
 pub use source::{Source, set_pooled_profile};
 pub use spec::{
     BootSpec, HostSpec, InvokeSpec, OpenedFile, Origin, ReplaySpec, SPEC_VERSION, ScratchSpec,
-    Serving, Sockets, SourceSpec, StartSpec, ThawSpec,
+    Sockets, SourceSpec, StartSpec, ThawSpec,
 };
 pub use start::start;

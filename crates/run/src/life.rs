@@ -29,8 +29,7 @@ use crate::source::Source;
 /// When a start began.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
-    /// When the process got its order, ns of CLOCK_MONOTONIC: at its first line, or on receipt of
-    /// the spec in a standby monitor.
+    /// When the process got its order, ns of CLOCK_MONOTONIC.
     pub begun_ns: u64,
     /// When the request came in, if known, ns of CLOCK_MONOTONIC.
     pub request_ns: Option<u64>,

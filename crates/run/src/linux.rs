@@ -24,13 +24,12 @@ use crate::error::StartError;
 use crate::function::Function;
 use crate::guest::{Ended, GuestKind, Listener};
 use crate::identity::Identity;
-use crate::instance::{Instances, OwnedInstance};
 use crate::life::{Clock, KvmDevice, Mapped, Run, Running, counters};
 use crate::outcome::Outcome;
 use crate::report::StartReport;
 use crate::session::{self, After, Interruption};
 use crate::source::Source;
-use crate::spec::{BootSpec, HostSpec, OpenedFile, Serving, Sockets, StartSpec, ThawSpec};
+use crate::spec::{BootSpec, HostSpec, OpenedFile, Sockets, StartSpec, ThawSpec};
 
 /// A guest with Linux, and what its monitor serves it with.
 pub(crate) struct Linux {
@@ -98,8 +97,6 @@ pub(crate) struct Served {
     identity: Identity,
     /// The keys of the function's role.
     credentials: Option<RoleCredentials>,
-    /// The name, if this process has claimed it.
-    _claimed: Option<OwnedInstance>,
 }
 
 /// Takes what a microVM uses of its host from the descriptors, with a fresh identity for the clone.
@@ -109,15 +106,8 @@ pub(crate) fn serve(
 ) -> Result<(HostConfig, Served), StartError> {
     let identity = Identity::fresh()?;
     let console = Console::new(descriptors.take_file(spec.console)?);
-    let (_claimed, sockets) = match &spec.serving {
-        Serving::Owned(sockets) => (None, sockets.clone()),
-        Serving::Claim(name) => {
-            let name = name.clone().unwrap_or_else(Instances::unnamed);
-            let claimed = Instances::of_user().claim(&name)?;
-            let sockets = Sockets::bind(&claimed, &std::env::temp_dir(), u64::MAX, descriptors)?;
-            (Some(claimed), sockets)
-        }
-    };
+    let without = || StartError::Spec("a guest with Linux needs sockets".to_owned());
+    let sockets = spec.sockets.clone().ok_or_else(without)?;
     let Sockets { name, control, vsock, vsock_path, scratch } = sockets;
     let control = UnixListener::from(descriptors.take(control)?);
     let vsock = UnixListener::from(descriptors.take(vsock)?);
@@ -134,7 +124,7 @@ pub(crate) fn serve(
         windows: Vec::new(),
     };
     let credentials = None;
-    Ok((host, Served { name, control, vsock_path, console, identity, credentials, _claimed }))
+    Ok((host, Served { name, control, vsock_path, console, identity, credentials }))
 }
 
 impl Served {

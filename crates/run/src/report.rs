@@ -32,7 +32,7 @@ pub struct StartReport {
     /// Name of the microVM; a player has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Process id of the monitor, in the monitor's own pid namespace.
+    /// Process id of the monitor, as the process that started it sees it.
     #[serde(default)]
     pub pid: u32,
     /// How the monitor was jailed; `None` where it was not.
@@ -164,8 +164,7 @@ pub struct Replay {
 /// Times of a start, ns, in the order in which they pass.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct StartTimes {
-    /// Request to the first line of the program, or, in a standby monitor, to the receipt of the
-    /// spec; where the time of the request is known.
+    /// Request to the monitor's receipt of it; where the time of the request is known.
     pub process_start_ns: Option<u64>,
     /// A thaw: reading the snapshot's header, machine state and zero map, and checking that this
     /// host can run it.

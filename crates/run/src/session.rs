@@ -3,20 +3,15 @@
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::time::Duration;
 
 use firn_base::ErrorChain;
-use firn_vmm::{End, Handle, Microvm, serve_control};
+use firn_vmm::{End, Handle, Microvm, VcpuThreadError, serve_control};
 use parking_lot::Mutex;
-use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::console_tail::ConsoleTail;
 use crate::error::StartError;
-
-/// How long a process may take to end after its owner has.
-const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// What happens once the microVM is ready and the leading thread has done its work.
 pub(crate) enum After {
@@ -28,10 +23,19 @@ pub(crate) enum After {
 
 /// Signals that end the microVM of this process. They are caught from before the microVM exists.
 pub struct Interruption {
-    signal: Arc<AtomicI32>,
-    handle: Arc<Mutex<Option<Handle>>>,
+    ending: Arc<Ending>,
     signals: signal_hook::iterator::Handle,
 }
+
+/// How the microVM of this process is ended from outside.
+pub(crate) struct Ending {
+    signal: AtomicI32,
+    handle: Mutex<Option<Handle>>,
+    otherwise: Mutex<Option<Otherwise>>,
+}
+
+/// What a signal does while this process runs no microVM.
+type Otherwise = Box<dyn Fn(i32) + Send>;
 
 impl Interruption {
     /// From here on SIGINT, SIGTERM and SIGHUP end the microVM instead of the process.
@@ -39,42 +43,44 @@ impl Interruption {
     /// # Errors
     /// [`StartError::Session`]: signals cannot be caught.
     pub fn catch() -> Result<Self, StartError> {
+        Self::catch_with(None)
+    }
+
+    /// The same, and calls `otherwise` for each signal while this process runs no microVM.
+    pub(crate) fn catch_or(otherwise: impl Fn(i32) + Send + 'static) -> Result<Self, StartError> {
+        Self::catch_with(Some(Box::new(otherwise)))
+    }
+
+    fn catch_with(otherwise: Option<Otherwise>) -> Result<Self, StartError> {
         let failed = |error| StartError::session("catch signals", error);
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(failed)?;
-        let interruption = Self {
-            signal: Arc::new(AtomicI32::new(0)),
-            handle: Arc::default(),
-            signals: signals.handle(),
-        };
-        let (signal, handle) = (interruption.signal.clone(), interruption.handle.clone());
+        let ending = Arc::new(Ending {
+            signal: AtomicI32::new(0),
+            handle: Mutex::default(),
+            otherwise: Mutex::new(otherwise),
+        });
+        let interruption = Self { ending: ending.clone(), signals: signals.handle() };
         std::thread::Builder::new()
             .name("signals".into())
-            .spawn(move || {
-                for caught in signals.forever() {
-                    signal.store(caught, Ordering::SeqCst);
-                    let handle = handle.lock().clone();
-                    if let Some(handle) = handle {
-                        // The microVM may have ended just now.
-                        let _ = handle.call(Microvm::stop);
-                    }
-                }
-            })
+            .spawn(move || signals.forever().for_each(|signal| ending.end(signal)))
             .map_err(failed)?;
         Ok(interruption)
     }
 
-    /// The signal that came, or 0: for a process that waits before its microVM runs.
-    pub(crate) fn signal_flag(&self) -> Arc<AtomicI32> {
-        self.signal.clone()
+    /// The means to end the microVM without a signal.
+    pub(crate) fn ending(&self) -> Arc<Ending> {
+        self.ending.clone()
     }
 
-    /// The microVM of this process, once it runs.
-    pub(crate) fn handle(&self) -> Arc<Mutex<Option<Handle>>> {
-        self.handle.clone()
+    /// From here on a signal without a microVM is only noted.
+    #[cfg(feature = "player-agent")]
+    pub(crate) fn note_only(&self) {
+        *self.ending.otherwise.lock() = None;
     }
 
-    fn signal(&self) -> Option<i32> {
-        Some(self.signal.load(Ordering::SeqCst)).filter(|signal| *signal != 0)
+    /// The signal that came, if one did.
+    pub(crate) fn signal(&self) -> Option<i32> {
+        Some(self.ending.signal.load(Ordering::SeqCst)).filter(|signal| *signal != 0)
     }
 }
 
@@ -84,21 +90,30 @@ impl Drop for Interruption {
     }
 }
 
-/// Ends this process with SIGTERM once `owner` returns: the other end of what it reads was closed,
-/// so the process that started this one has ended. A process that does not follow the signal is
-/// ended all the same.
-///
-/// # Errors
-/// [`StartError::Session`]: no thread can be started.
-pub fn end_with(owner: impl FnOnce() + Send + 'static) -> Result<(), StartError> {
-    let wait = || {
-        owner();
-        let _ = kill_process(getpid(), Signal::TERM);
-        std::thread::sleep(END_LIMIT);
-        std::process::exit(1);
-    };
-    let thread = std::thread::Builder::new().name("owner".into()).spawn(wait);
-    thread.map(drop).map_err(|error| StartError::session("start a thread", error))
+impl Ending {
+    /// Ends the microVM as `signal` does.
+    pub(crate) fn end(&self, signal: i32) {
+        self.signal.store(signal, Ordering::SeqCst);
+        let handle = self.handle.lock().clone();
+        if let Some(handle) = handle {
+            // The microVM may have ended just now.
+            let _ = handle.call(Microvm::stop);
+        } else if let Some(otherwise) = &*self.otherwise.lock() {
+            otherwise(signal);
+        }
+    }
+
+    /// Changes the microVM, if it runs, and ends one that cannot be changed. Does not wait for
+    /// that.
+    pub(crate) fn post(&self, change: fn(&mut Microvm) -> Result<(), VcpuThreadError>) {
+        let Some(handle) = self.handle.lock().clone() else { return };
+        // The microVM may have ended just now.
+        let _ = handle.post(move |microvm| {
+            if change(microvm).is_err() {
+                microvm.stop();
+            }
+        });
+    }
 }
 
 /// Ends the microVM when the leading thread ends without letting it continue, also by a panic.
@@ -128,7 +143,7 @@ pub(crate) fn run<T: Send, E: Send + From<StartError>>(
     last: impl FnOnce(&mut Microvm),
 ) -> Result<T, E> {
     let handle = microvm.handle();
-    *interruption.handle.lock() = Some(handle.clone());
+    *interruption.ending.handle.lock() = Some(handle.clone());
     let control = control.try_clone().map_err(|error| StartError::session("listen", error))?;
     serve_control(control, handle.clone()).map_err(StartError::from)?;
     let console = microvm.console().clone();

@@ -15,11 +15,11 @@ use serde::{Deserialize, Serialize};
 use crate::descriptors::{Descriptors, Slot};
 use crate::error::StartError;
 use crate::function::Function;
-use crate::instance::Instance;
+use crate::instance::{Instance, Instances, OwnedInstance};
 
 /// Version of [`StartSpec`] and of everything else that crosses between a monitor and the process
 /// that starts it.
-pub const SPEC_VERSION: u32 = 4;
+pub const SPEC_VERSION: u32 = 5;
 
 /// A request to start one microVM.
 ///
@@ -48,8 +48,8 @@ pub struct HostSpec {
     /// Whether Linux is tried where the processor has no hardware virtualisation (a PVM guest
     /// kernel runs there).
     pub software_kvm: bool,
-    /// The sockets of the microVM, and the directory for its disk writes.
-    pub serving: Serving,
+    /// Its sockets, which a guest with Linux has, and the directory for its disk writes.
+    pub sockets: Option<Sockets>,
     /// The file that gets a copy of the guest's serial console.
     pub console: Option<Slot>,
 }
@@ -62,22 +62,6 @@ pub enum Origin {
     Boot(Box<BootSpec>),
     /// A snapshot.
     Thaw(ThawSpec),
-}
-
-/// How a microVM gets its name, its sockets and its directory for disk writes.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Serving {
-    /// The process that runs the microVM claims a name: this one, or one made of its process id.
-    Claim(Option<String>),
-    /// The process that sends the request owns the name, and has bound the sockets.
-    Owned(Sockets),
-}
-
-impl Default for Serving {
-    fn default() -> Self {
-        Self::Claim(None)
-    }
 }
 
 /// The sockets of one microVM, bound by the process that owns its name.
@@ -308,21 +292,26 @@ impl Sockets {
 }
 
 impl HostSpec {
-    /// A microVM that claims its name itself, and whose console is copied to a file, which is
-    /// created or emptied.
+    /// Claims the name of a microVM, or one made of the id of this process, and binds its sockets.
+    /// The file that gets a copy of its console is created or emptied. The guest's disk writes go
+    /// to the directory for temporary files.
     ///
     /// # Errors
-    /// [`StartError::Host`]: the file cannot be created.
-    pub fn claiming(
-        name: Option<String>,
+    /// [`StartError::Session`]: the name is in use or is not valid; [`StartError::Host`]: a file or
+    /// a socket cannot be made.
+    pub fn claim(
+        name: Option<&str>,
         console: Option<&Path>,
         descriptors: &mut Descriptors,
-    ) -> Result<Self, StartError> {
+    ) -> Result<(OwnedInstance, Self), StartError> {
+        let unnamed = format!("vm-{}", std::process::id());
+        let instance = Instances::of_user().claim(name.unwrap_or(&unnamed))?;
         let create = |path: &Path| {
             File::create(path).map_err(|error| StartError::path("create", path, error))
         };
         let console = console.map(create).transpose()?.map(|file| descriptors.add(file));
-        Ok(Self { software_kvm: false, serving: Serving::Claim(name), console })
+        let sockets = Sockets::bind(&instance, &std::env::temp_dir(), u64::MAX, descriptors)?;
+        Ok((instance, Self { software_kvm: false, sockets: Some(sockets), console }))
     }
 }
 

@@ -130,6 +130,8 @@ pub(crate) fn live(
     let begin = Instant::now();
     let mut mapped = source.plan(planner, clock)?.map(kvm)?;
     let (host, root) = guest.prepare(source, &mut mapped, &mut descriptors)?;
+    // A player uses no sockets: a client is refused, and does not wait.
+    drop(descriptors);
     if hold.is_some() {
         mapped.machine_mut().hold();
     }

@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use firn_run::monitor::Monitor;
 use firn_run::{
-    Descriptors, HostSpec, InvokeSpec, Origin, ReadyUse, ReplaySpec, SourceSpec, StartSpec,
-    ThawSpec,
+    Descriptors, HostSpec, InvokeSpec, Origin, OwnedInstance, ReadyUse, ReplaySpec, SourceSpec,
+    StartSpec, ThawSpec,
 };
 use firn_tests::{World, workshop};
 use firn_vmm::KVM_DEVICE;
@@ -72,7 +72,7 @@ fn ready_clones_get_their_identities_and_the_time_when_they_are_resumed() {
     let program = std::env::var_os("FIRN").unwrap_or_else(|| "firn".into());
     let snapshot = workshop();
     let event = json!({"module": "identity", "event": null}).to_string();
-    let make = || {
+    let make = |number: usize| {
         let mut descriptors = Descriptors::default();
         let thaw = ThawSpec {
             source: SourceSpec::directory(snapshot, &mut descriptors).unwrap(),
@@ -82,21 +82,23 @@ fn ready_clones_get_their_identities_and_the_time_when_they_are_resumed() {
             invoke: Some(InvokeSpec { event: event.clone(), keep: false, compare: false }),
             replay: ReplaySpec::default(),
         };
-        let spec = StartSpec::new(Origin::Thaw(thaw), HostSpec::default(), LIMIT);
+        let name = format!("ready-{}-{number}", std::process::id());
+        let (claimed, host) = HostSpec::claim(Some(&name), None, &mut descriptors).unwrap();
+        let spec = StartSpec::new(Origin::Thaw(thaw), host, LIMIT);
         let mut monitor = Monitor::spawn(Path::new(&program), KVM_DEVICE.as_ref()).unwrap();
         monitor.make_ready(spec, &descriptors).unwrap();
         assert!(monitor.wait_made_ready(LIMIT).unwrap().dram_bytes > 0);
-        monitor
+        (monitor, claimed)
     };
-    let mut monitors: Vec<Monitor> = (0..CLONES).map(|_| make()).collect();
+    let mut monitors: Vec<(Monitor, OwnedInstance)> = (0..CLONES).map(make).collect();
     // Longer than the tolerance below: a clock that was set at the making is late by more.
     std::thread::sleep(Duration::from_secs(5));
     let before = now();
-    for monitor in &mut monitors {
+    for (monitor, _) in &mut monitors {
         monitor.resume(firn_base::now_ns(), None).unwrap();
     }
     let mut clones: Vec<Value> = Vec::new();
-    for mut monitor in monitors {
+    for (mut monitor, _claimed) in monitors {
         let report = monitor.started(Some(LIMIT)).unwrap();
         assert_eq!(report.ready, Some(ReadyUse::Hit));
         let outcome = report.outcome.unwrap();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use firn_run::AgentClient;
 use firn_tests::{HELLO, Monitor, Outcome, World, frozen, workshop, workshop_folder};
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process};
 use serde_json::json;
 
 fn thawed(world: &World) -> Monitor {
@@ -34,7 +34,7 @@ fn a_signal_during_a_boot_is_reported() {
         assert!(child.try_wait().unwrap().is_none(), "it exited without a signal");
         std::thread::sleep(Duration::from_millis(20));
     }
-    rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::TERM).unwrap();
+    kill_process(rustix::process::Pid::from_child(&child), Signal::TERM).unwrap();
     let output = child.wait_with_output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{text}");
@@ -103,12 +103,21 @@ fn a_failed_boot_is_reported_with_the_end_of_the_console() {
     }
 }
 
+/// Kills the command and the monitor of its microVM, so that neither can remove anything.
+#[track_caller]
+fn kill_both(command: &mut Monitor) {
+    let monitor = command.monitor();
+    // Stopped, the monitor does not notice the end of the command.
+    kill_process(monitor, Signal::STOP).unwrap();
+    command.signal(Signal::KILL);
+    assert_eq!(command.end().code, 128 + 9);
+    kill_process(monitor, Signal::KILL).unwrap();
+}
+
 #[test]
-fn files_of_a_killed_monitor_are_removed_by_the_next() {
+fn files_of_killed_processes_are_removed_by_the_next() {
     let world = World::default();
-    let mut monitor = thawed(&world);
-    monitor.signal(Signal::KILL);
-    assert_eq!(monitor.end().code, 128 + 9);
+    kill_both(&mut thawed(&world));
     assert!(
         world.run_directory().join("it").exists(),
         "no file was left, so this test checks nothing"
@@ -116,11 +125,29 @@ fn files_of_a_killed_monitor_are_removed_by_the_next() {
     world.firn(["invoke", "it", "{}"]).run().refused(&["no microVM named it is running"]);
     world.assert_nothing_left();
 
-    let mut monitor = thawed(&world);
-    monitor.signal(Signal::KILL);
-    monitor.end();
+    kill_both(&mut thawed(&world));
     let thaw = world.firn(["thaw", "--name", "it", "--invoke", HELLO.input_b]);
     assert_eq!(thaw.arg(frozen(&HELLO)).run().ok(), HELLO.expected_b);
+}
+
+#[test]
+fn a_microvm_whose_command_was_killed_ends_and_leaves_nothing() {
+    let world = World::default();
+    let mut command = thawed(&world);
+    command.signal(Signal::KILL);
+    assert_eq!(command.end().code, 128 + 9);
+    world.assert_nothing_left();
+}
+
+#[test]
+fn a_killed_monitor_is_reported_and_leaves_nothing() {
+    let world = World::default();
+    let mut command = thawed(&world);
+    kill_process(command.monitor(), Signal::KILL).unwrap();
+    let ran = command.end();
+    assert_eq!(ran.code, 1, "{ran:#?}");
+    assert!(ran.stderr.starts_with("firn: error: the monitor ended (signal: 9"), "{ran:#?}");
+    world.assert_nothing_left();
 }
 
 #[test]
@@ -128,7 +155,8 @@ fn a_freeze_ends_a_microvm_in_the_background() {
     let world = World::default();
     let thaw = world.firn(["thaw", "--detach", "--name", "behind"]).arg(frozen(&HELLO)).run();
     assert!(thaw.ok().starts_with("behind: thawed"), "{thaw:#?}");
-    assert_eq!(world.processes().len(), 1);
+    // The command and its monitor.
+    assert_eq!(world.processes().len(), 2);
     let answer = world.firn(["invoke", "behind", HELLO.input_b]).run();
     assert_eq!(answer.ok(), HELLO.expected_b);
     world.firn(["freeze", "behind", "snapshot"]).run().ok();

@@ -9,8 +9,7 @@ use clap::Args;
 
 use firn_base::{format_milliseconds, parse_size};
 use firn_run::{
-    BootSpec, Clock, Descriptors, Function, HostSpec, KvmDevice, Listener, OpenedFile, Origin,
-    StartReport, StartSpec,
+    BootSpec, Descriptors, Function, HostSpec, Listener, OpenedFile, Origin, StartReport, StartSpec,
 };
 use firn_vmm::CpuModel;
 
@@ -18,6 +17,7 @@ use crate::assets::GuestFiles;
 use crate::clock;
 use crate::detach;
 use crate::output;
+use crate::supervisor;
 
 /// Guest memory of a function without a setting for it, bytes.
 const DEFAULT_MEMORY: u64 = 256 << 20;
@@ -75,7 +75,7 @@ pub(crate) struct BootArgs {
 }
 
 pub(crate) fn run(arguments: &BootArgs) -> anyhow::Result<ExitCode> {
-    let clock = Clock { request_ns: clock::request(), ..Clock::now() };
+    let request_ns = clock::request();
     let function = arguments.function.as_deref().map(Function::from_path).transpose()?;
     let settings =
         function.as_ref().map(|function| function.settings().clone()).unwrap_or_default();
@@ -98,16 +98,15 @@ pub(crate) fn run(arguments: &BootArgs) -> anyhow::Result<ExitCode> {
         memory: arguments.memory.or(required).unwrap_or(DEFAULT_MEMORY),
         function,
     };
-    let (name, console) = (arguments.name.clone(), arguments.console.as_deref());
-    let host = HostSpec {
-        software_kvm: arguments.host.software_kvm,
-        ..HostSpec::claiming(name, console, &mut descriptors)?
-    };
+    let supervisor = supervisor::spawn(&arguments.host)?;
+    let (name, console) = (arguments.name.as_deref(), arguments.console.as_deref());
+    let (_claimed, host) = HostSpec::claim(name, console, &mut descriptors)?;
+    let host = HostSpec { software_kvm: arguments.host.software_kvm, ..host };
     let limit = Duration::from_secs(arguments.time_limit);
     let spec = StartSpec::new(Origin::Boot(Box::new(boot)), host, limit);
-    let kvm = KvmDevice::Path(arguments.host.kvm.clone());
+    let spec = StartSpec { request_ns: Some(request_ns), ..spec };
     let listener: Arc<dyn Listener> = Arc::new(Printer { json: arguments.json });
-    firn_run::start(&spec, descriptors, kvm, clock, &listener)?;
+    supervisor.run(spec, descriptors, &listener)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -11,8 +11,8 @@ use clap::Args;
 use firn_base::{format_bytes, format_milliseconds};
 use firn_memory::planners::parse;
 use firn_run::{
-    Clock, Descriptors, HostSpec, InvokeSpec, KvmDevice, Listener, OpenedFile, Origin, Outcome,
-    ReplaySpec, StartError, StartReport, StartSpec, ThawSpec,
+    Descriptors, HostSpec, InvokeSpec, Listener, OpenedFile, Origin, Outcome, ReplaySpec,
+    StartError, StartReport, StartSpec, ThawSpec,
 };
 
 use crate::clock;
@@ -22,6 +22,7 @@ use crate::event;
 use crate::host_args::HostArgs;
 use crate::output;
 use crate::snapshot_args::SnapshotArgs;
+use crate::supervisor;
 
 /// Arguments of `firn thaw`.
 #[derive(Debug, Args)]
@@ -80,7 +81,7 @@ pub(crate) struct ThawArgs {
 }
 
 pub(crate) fn run(arguments: &ThawArgs) -> anyhow::Result<ExitCode> {
-    let clock = Clock { request_ns: clock::request(), ..Clock::now() };
+    let request_ns = clock::request();
     let planner = arguments.planner.as_deref();
     let planner = planner.unwrap_or_else(|| arguments.snapshot.default_planner());
     parse(planner)?;
@@ -106,17 +107,16 @@ pub(crate) fn run(arguments: &ThawArgs) -> anyhow::Result<ExitCode> {
         invoke,
         replay,
     };
-    let (name, console) = (arguments.name.clone(), arguments.console.as_deref());
-    let host = HostSpec {
-        software_kvm: arguments.host.software_kvm,
-        ..HostSpec::claiming(name, console, &mut descriptors)?
-    };
+    let supervisor = supervisor::spawn(&arguments.host)?;
+    let (name, console) = (arguments.name.as_deref(), arguments.console.as_deref());
+    let (_claimed, host) = HostSpec::claim(name, console, &mut descriptors)?;
+    let host = HostSpec { software_kvm: arguments.host.software_kvm, ..host };
     let limit = Duration::from_secs(arguments.time_limit);
     let spec = StartSpec::new(Origin::Thaw(thaw), host, limit);
-    let kvm = KvmDevice::Path(arguments.host.kvm.clone());
+    let spec = StartSpec { request_ns: Some(request_ns), ..spec };
     let printer = Arc::new(Printer { json: arguments.json, exit_code: AtomicU8::new(0) });
     let listener: Arc<dyn Listener> = printer.clone();
-    match firn_run::start(&spec, descriptors, kvm, clock, &listener) {
+    match supervisor.run(spec, descriptors, &listener) {
         Ok(()) => Ok(ExitCode::from(printer.exit_code.load(Ordering::SeqCst))),
         // The function's own failure, of its after-restore hooks, is an answer.
         Err(StartError::Function(failed)) => {
@@ -215,7 +215,3 @@ fn print(report: &StartReport) {
         output::line(&summary);
     }
 }
-
-#[cfg(test)]
-#[path = "thaw_tests.rs"]
-mod tests;

@@ -17,8 +17,8 @@ use firn_pool::{Client, CreateOptions, MappedMedium, MemfdOptions, Pool, Server}
 use firn_run::monitor::Monitor;
 use firn_run::{
     AgentClient, BootSpec, Descriptors, FreezeInstanceReport, Function, HostSpec, ImageName,
-    Instance, Instances, Invocation, InvokeSpec, OpenedFile, Origin, Outcome, ReplaySpec, Serving,
-    SourceSpec, StartReport, StartSpec, ThawSpec, freeze,
+    Invocation, InvokeSpec, OpenedFile, Origin, Outcome, OwnedInstance, ReplaySpec, SourceSpec,
+    StartReport, StartSpec, ThawSpec, freeze,
 };
 use firn_snapshot::Verify;
 use firn_vmm::{Destination, KVM_DEVICE};
@@ -127,6 +127,7 @@ impl Stage<'_> {
         let destination = Destination::Pool { socket: socket.clone(), name: name.to_owned() };
         let into_pool = freeze(&instance, destination, false, false)?;
         monitor.end(END_LIMIT);
+        drop(instance);
 
         let mut starts = vec![boot];
         for (kind, planner, place) in KINDS {
@@ -139,7 +140,7 @@ impl Stage<'_> {
     }
 
     /// Boots the function in a monitor of its own, and checks its first answer.
-    fn boot(&self, name: &str) -> Result<(Monitor, Instance, Start)> {
+    fn boot(&self, name: &str) -> Result<(Monitor, OwnedInstance, Start)> {
         let begin = now_ns();
         let mut monitor = Monitor::spawn(self.program, Path::new(KVM_DEVICE))?;
         let mut descriptors = Descriptors::default();
@@ -157,15 +158,13 @@ impl Stage<'_> {
             function: Some(Function::from_path(&self.function)?),
         };
         let microvm = format!("demo-{name}-{}", std::process::id());
-        let serving = Serving::Claim(Some(microvm.clone()));
-        let host = HostSpec { serving, ..HostSpec::default() };
+        let (instance, host) = HostSpec::claim(Some(&microvm), None, &mut descriptors)?;
         let spec = StartSpec {
             request_ns: Some(begin),
             ..StartSpec::new(Origin::Boot(Box::new(boot)), host, LIMIT)
         };
         monitor.start(spec, &descriptors)?;
         let report = monitor.started(Some(LIMIT * 2)).context("the boot failed")?;
-        let instance = Instances::of_user().find(&microvm)?;
         let sent = now_ns();
         let mut agent = AgentClient::connect(&instance.vsock_socket(), LIMIT)?;
         let outcome =
@@ -211,9 +210,10 @@ impl Stage<'_> {
                 replay: ReplaySpec::default(),
             };
             let mut monitor = Monitor::spawn(self.program, Path::new(KVM_DEVICE))?;
+            let (_claimed, host) = HostSpec::claim(None, None, &mut descriptors)?;
             let spec = StartSpec {
                 request_ns: Some(request_ns),
-                ..StartSpec::new(Origin::Thaw(thaw), HostSpec::default(), LIMIT)
+                ..StartSpec::new(Origin::Thaw(thaw), host, LIMIT)
             };
             monitor.start(spec, &descriptors)?;
             let report =

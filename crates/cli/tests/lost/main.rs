@@ -5,12 +5,11 @@ mod verity;
 
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use firn_vmm::{KVM_DEVICE, open_kvm};
-use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 fn firn(arguments: &[&str]) -> Command {
@@ -112,24 +111,6 @@ fn an_image_that_shrinks_ends_the_microvm_that_a_pager_serves() {
         assert!(error.starts_with(&format!("firn: error: {ended}")), "{error}");
         assert!(error.contains(lost) && !error.contains("wrong memory"), "{error}");
     }
-}
-
-/// In a release build of `firn`, a panic of any thread aborts the process. A failed memory
-/// allocation aborts it in every build.
-#[test]
-fn a_pager_that_aborts_ends_its_microvm() {
-    if !has_kvm() {
-        return;
-    }
-    let (_folder, snapshot) = packed("reap", "faults");
-    let mut thaw = firn(&["thaw", "--hold", "--planner", "reap", text(&snapshot)]);
-    // With one arena, a thread cannot allocate from memory that its own arena has reserved.
-    let player = begun(thaw.env("MALLOC_ARENA_MAX", "1"));
-    let none = Rlimit { current: Some(0), maximum: Some(0) };
-    prlimit(Some(Pid::from_child(&player)), Resource::As, none).unwrap();
-    let (error, status) = ended(player);
-    assert_eq!(status.signal(), Some(Signal::ABORT.as_raw()), "{error}");
-    assert!(error.contains("memory allocation of ") && !error.contains("wrong memory"), "{error}");
 }
 
 #[test]

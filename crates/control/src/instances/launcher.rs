@@ -11,8 +11,8 @@ use firn_run::jail::Jail;
 use firn_run::monitor::Monitor;
 use firn_run::{
     BootSpec, Descriptors, Failed, FreezeInstanceError, HostSpec, Instances, Making, OpenedFile,
-    Origin, OwnedInstance, PoolManagerError, ReadyUse, ReplaySpec, RoleCredentials, Serving,
-    Sockets, SourceSpec, StartReport, StartSpec, ThawSpec,
+    Origin, OwnedInstance, PoolManagerError, ReadyUse, ReplaySpec, RoleCredentials, Sockets,
+    SourceSpec, StartReport, StartSpec, ThawSpec,
 };
 use firn_snapshot::Verify;
 use firn_vmm::{Destination, Shape};
@@ -514,11 +514,8 @@ impl Launcher {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let instance = self.instances.claim(&format!("serve-{}-{number}", std::process::id()))?;
         let sockets = Sockets::bind(&instance, self.scratch.path(), disk, descriptors)?;
-        let host = HostSpec {
-            software_kvm: self.software_kvm,
-            serving: Serving::Owned(sockets),
-            console: None,
-        };
+        let host =
+            HostSpec { software_kvm: self.software_kvm, sockets: Some(sockets), console: None };
         Ok((instance, StartSpec::new(origin, host, self.start_limit)))
     }
 

@@ -15,14 +15,17 @@
 //!   ◀── Held ────────────────────────────   a player that is to wait
 //!   ── Release ─────────────────────────▶
 //!   ◀── Note(text) ──────────────────────   any number of them
+//!   ◀── Answered(Outcome) ───────────────   where the start has an event
 //!   ◀── Started(StartReport) ────────────   or Failed(StartError)
 //!   ── Pause ───────────────────────────▶   after a request, without an answer
 //!   ── Unpause ─────────────────────────▶   before the next one
+//!   ── End(signal) ─────────────────────▶   at any time; so does the end of the owner
 //! ```
 
 mod connection;
 mod process;
 mod serve;
+mod supervisor;
 
 use firn_agent::protocol::RoleCredentials;
 use firn_vmm::Shape;
@@ -30,11 +33,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::descriptors::Slot;
 use crate::error::StartError;
+use crate::outcome::Outcome;
 use crate::report::{Making, StartReport};
 use crate::spec::StartSpec;
 
 pub use process::{MONITOR_COMMAND, Monitor, Progress};
 pub use serve::serve;
+pub use supervisor::Supervisor;
 
 /// A message to a monitor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -67,6 +72,11 @@ pub(crate) enum Order {
     Pause,
     /// Let them run for the next request.
     Unpause,
+    /// End, as by a signal.
+    End {
+        /// The signal's number.
+        signal: i32,
+    },
 }
 
 /// What a monitor reports.
@@ -83,6 +93,8 @@ pub(crate) enum Event {
     MadeReady(Box<Making>),
     /// A player has touched its last page and waits for [`Order::Release`].
     Held,
+    /// The function has answered; the report, which has the answer too, follows.
+    Answered(Box<Outcome>),
     /// Something that people should know.
     Note(String),
     /// The microVM did not start, or failed.

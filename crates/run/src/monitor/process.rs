@@ -5,6 +5,7 @@ use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -48,7 +49,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub struct Monitor {
     child: Child,
-    connection: Option<Connection>,
+    connection: Option<Arc<Connection>>,
     stderr: Option<JoinHandle<Vec<u8>>>,
     notes: Vec<String>,
     has_manager: bool,
@@ -58,7 +59,7 @@ pub struct Monitor {
 
 /// A monitor's process cannot be used.
 #[derive(Debug, Error)]
-enum MonitorError {
+pub(super) enum MonitorError {
     #[error("cannot start a monitor")]
     Spawn(#[source] std::io::Error),
     #[error("cannot send the request to the monitor")]
@@ -67,8 +68,10 @@ enum MonitorError {
     Receive(#[from] ReceiveError),
     #[error("the monitor sent a message out of order")]
     Order,
-    #[error("the monitor ended ({status}): {stderr}")]
+    #[error("the monitor ended ({status}){}", after_colon(.stderr))]
     Ended { status: ExitStatus, stderr: String },
+    #[error("{0}")]
+    Reported(String),
 }
 
 impl From<MonitorError> for StartError {
@@ -136,7 +139,7 @@ impl Monitor {
         };
         let mut monitor = Self {
             child,
-            connection: Some(connection),
+            connection: Some(Arc::new(connection)),
             stderr: None,
             notes: Vec::new(),
             has_manager: false,
@@ -354,15 +357,11 @@ impl Monitor {
     }
 
     fn send_now(&self, order: &Order) -> Result<(), StartError> {
-        let connection = self.connection.as_ref().ok_or(MonitorError::Order)?;
-        Ok(connection.send_now(order).map_err(MonitorError::Send)?)
+        Ok(self.connection()?.send_now(order).map_err(MonitorError::Send)?)
     }
 
     fn send(&mut self, order: &Order, descriptors: &Descriptors) -> Result<(), StartError> {
-        let Some(connection) = &self.connection else {
-            return Err(MonitorError::Order.into());
-        };
-        match connection.send(order, descriptors) {
+        match self.connection()?.send(order, descriptors) {
             Ok(()) => Ok(()),
             Err(error) => match self.child.try_wait() {
                 Ok(Some(status)) => Err(self.ended(status)),
@@ -373,31 +372,57 @@ impl Monitor {
 
     fn receive(&mut self, limit: Option<Duration>) -> Result<Event, StartError> {
         loop {
-            let Some(connection) = &self.connection else {
-                return Err(MonitorError::Order.into());
-            };
-            match connection.receive(limit) {
-                Ok((Event::Note(text), _)) => self.notes.push(text),
-                Ok((Event::Failed(error), _)) => return Err(error),
-                Ok((event, _)) => return Ok(event),
-                Err(ReceiveError::Closed) => {
+            match self.event(limit)? {
+                Some(Event::Note(text)) => self.notes.push(text),
+                // The report has the answer.
+                Some(Event::Answered(_)) => {}
+                Some(event) => return Ok(event),
+                None => {
                     let status = self.child.wait().map_err(MonitorError::Spawn)?;
                     return Err(self.ended(status));
                 }
-                Err(ReceiveError::TimedOut) => {
-                    let _ = self.child.kill();
-                    return Err(StartError::TimedOut(limit.unwrap_or_default().as_secs()));
-                }
-                Err(error) => return Err(MonitorError::from(error).into()),
             }
         }
+    }
+
+    /// The next event; `None` once the monitor has closed the connection, as it does at its end.
+    pub(super) fn event(&mut self, limit: Option<Duration>) -> Result<Option<Event>, StartError> {
+        match self.connection()?.receive(limit) {
+            Ok((Event::Failed(error), _)) => Err(error),
+            Ok((Event::Started(mut report), _)) => {
+                // The monitor may have another id in a pid namespace of its own.
+                report.pid = self.pid();
+                Ok(Some(Event::Started(report)))
+            }
+            Ok((event, _)) => Ok(Some(event)),
+            Err(ReceiveError::Closed) => Ok(None),
+            Err(ReceiveError::TimedOut) => {
+                let _ = self.child.kill();
+                Err(StartError::TimedOut(limit.unwrap_or_default().as_secs()))
+            }
+            Err(error) => Err(MonitorError::from(error).into()),
+        }
+    }
+
+    /// The connection, for another thread that sends.
+    pub(super) fn connection(&self) -> Result<Arc<Connection>, StartError> {
+        Ok(self.connection.clone().ok_or(MonitorError::Order)?)
     }
 
     fn ended(&mut self, status: ExitStatus) -> StartError {
         let stderr = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
         let stderr = String::from_utf8_lossy(&stderr).trim().to_owned();
-        MonitorError::Ended { status, stderr }.into()
+        match stderr.strip_prefix("firn: error: ") {
+            // It ended itself, and reported why.
+            Some(error) if status.code().is_some() => MonitorError::Reported(error.to_owned()),
+            _ => MonitorError::Ended { status, stderr },
+        }
+        .into()
     }
+}
+
+fn after_colon(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!(": {text}") }
 }
 
 impl Drop for Monitor {

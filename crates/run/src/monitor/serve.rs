@@ -2,15 +2,15 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
 use firn_base::{ErrorChain, error_chain, now_ns};
 use firn_memory::planners::parse;
 use firn_memory::{HostFacts, map_program};
-use firn_vmm::{Handle, Microvm, OpenKvm, Shape, Standby, VcpuThreadError};
+use firn_vmm::{Microvm, OpenKvm, Shape, Standby};
 use parking_lot::Mutex;
+use signal_hook::consts::SIGTERM;
 
 use super::connection::{Connection, ReceiveError};
 use super::{Event, Order};
@@ -20,32 +20,15 @@ use crate::guest::Listener;
 use crate::instance::SweepAfterOwner;
 use crate::jail::{self, JailMode, JailReport};
 use crate::life::{Clock, KvmDevice};
+use crate::outcome::Outcome;
 use crate::report::{Making, StartReport};
-use crate::session::{Interruption, end_with};
+use crate::session::Interruption;
 use crate::source::{Source, nested_paging};
-use crate::spec::{Origin, Serving, StartSpec};
+use crate::spec::{Origin, StartSpec};
 use crate::start::{Hold, Resumption, start_caught};
 
-/// How often a ready clone looks for a signal that was caught.
-const SIGNAL_PERIOD: Duration = Duration::from_secs(1);
-
-/// The microVM of this process, once it runs.
-#[derive(Clone)]
-struct Running(Arc<Mutex<Option<Handle>>>);
-
-impl Running {
-    /// Changes the microVM, and ends one that cannot be changed. Does not wait for that, so that
-    /// the end of the owner is noticed meanwhile.
-    fn post(&self, change: fn(&mut Microvm) -> Result<(), VcpuThreadError>) {
-        let Some(handle) = self.0.lock().clone() else { return };
-        // The microVM may have ended just now.
-        let _ = handle.post(move |microvm| {
-            if change(microvm).is_err() {
-                microvm.stop();
-            }
-        });
-    }
-}
+/// How long a monitor may take to end after its owner has ordered that, or has ended itself.
+const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// Sends what happens to the process that started this one.
 struct Reporter {
@@ -63,6 +46,10 @@ impl Reporter {
 }
 
 impl Listener for Reporter {
+    fn answered(&self, outcome: &Outcome) {
+        self.send(&Event::Answered(Box::new(outcome.clone())));
+    }
+
     fn started(&self, report: &StartReport) {
         let report = StartReport { jail: self.jail.clone(), ..report.clone() };
         self.send(&Event::Started(Box::new(report)));
@@ -95,29 +82,40 @@ pub fn serve(kvm: &Path, jail: JailMode, network: Option<&Path>) -> Result<(), S
     })?;
     // Where that fails, the start tries again and reports why.
     let mut opened = OpenKvm::open(kvm).ok().map(Standby::from);
+    // Nothing here relies on what a signal does by default: the first process of a pid namespace
+    // ignores it.
+    let sweep = Arc::<Mutex<Option<SweepAfterOwner>>>::default();
+    let left = sweep.clone();
+    let interruption = Interruption::catch_or(move |_| {
+        if let Some(sweep) = left.lock().take() {
+            sweep.wait();
+        }
+        std::process::exit(1);
+    })?;
     // The thread that ends this process with its owner starts before there is an order, and reads
     // after it.
     let (release, released) = sync_channel(1);
-    let (begin, begun) = sync_channel::<Running>(1);
-    let reader = connection.clone();
-    end_with(move || {
-        let running = loop {
-            match begun.recv() {
-                Ok(running) => break running,
-                // No order came: this process ends by itself.
-                Err(_) => std::thread::park(),
+    let (begin, begun) = sync_channel(1);
+    let (reader, ending) = (connection.clone(), interruption.ending());
+    let follow_owner = move || {
+        // Without an order, this process ends by itself.
+        let Ok(()) = begun.recv() else { return };
+        let signal = loop {
+            match reader.receive::<Order>(None) {
+                // A player that does not wait is not released.
+                Ok((Order::Release, _)) => drop(release.try_send(())),
+                Ok((Order::Pause, _)) => ending.post(Microvm::pause),
+                Ok((Order::Unpause, _)) => ending.post(Microvm::resume),
+                Ok((Order::End { signal }, _)) => break signal,
+                _ => break SIGTERM,
             }
         };
-        while let Ok((order, _)) = reader.receive::<Order>(None) {
-            match order {
-                // A player that does not wait is not released.
-                Order::Release => drop(release.try_send(())),
-                Order::Pause => running.post(Microvm::pause),
-                Order::Unpause => running.post(Microvm::resume),
-                _ => break,
-            }
-        }
-    })?;
+        ending.end(signal);
+        std::thread::sleep(END_LIMIT);
+        std::process::exit(1);
+    };
+    let thread = std::thread::Builder::new().name("owner".into()).spawn(follow_owner);
+    thread.map_err(|error| StartError::session("start a thread", error))?;
     let mut waiting_ns = now_ns();
     let mut manager = None;
     let (order, descriptors) = loop {
@@ -129,30 +127,24 @@ pub fn serve(kvm: &Path, jail: JailMode, network: Option<&Path>) -> Result<(), S
                 let sent = connection.send(&ready, &Descriptors::default());
                 sent.map_err(|error| StartError::session("answer", error))?;
             }
+            Ok((Order::End { .. }, _)) => return Ok(()),
             Ok((order, descriptors)) => break (order, descriptors.with_manager(manager)),
             Err(ReceiveError::Closed) => return Ok(()),
             Err(error) => return Err(StartError::Monitor(ErrorChain::of(&error))),
         }
     };
     let begun_ns = now_ns();
-    // Dropped last: the end of a start may wait for the pool's manager, and the owner may be killed
-    // meanwhile.
-    let sweep = sweep_after(&order);
-    // From here on the end of the owner ends this process: where sockets are left then, by a
-    // signal that is caught.
-    let caught = sweep.as_ref().map(|_| Interruption::catch()).transpose()?;
-    let signal = caught.as_ref().map(Interruption::signal_flag);
-    let running = Running(caught.as_ref().map(Interruption::handle).unwrap_or_default());
+    *sweep.lock() = sweep_after(&order);
     let ready = matches!(order, Order::MakeReady(_));
     if !ready {
-        let _ = begin.send(running.clone());
+        let _ = begin.send(());
     }
     let reporter =
         Arc::new(Reporter { connection: connection.clone(), jail, released: Mutex::new(released) });
     let hold = |making: &Making| {
         reporter.send(&Event::MadeReady(Box::new(making.clone())));
-        let clock = wait_for_resume(&connection, signal.as_deref())?;
-        let _ = begin.send(running.clone());
+        let clock = wait_for_resume(&connection)?;
+        let _ = begin.send(());
         Ok(clock)
     };
     let done = match order {
@@ -163,7 +155,7 @@ pub fn serve(kvm: &Path, jail: JailMode, network: Option<&Path>) -> Result<(), S
             let clock = Clock { begun_ns, request_ns, stood_by };
             let listener: Arc<dyn Listener> = reporter.clone();
             let hold: Option<Hold<'_>> = if ready { Some(&hold) } else { None };
-            start_caught(&spec, descriptors, kvm, clock, &listener, (caught, hold))
+            start_caught(&spec, descriptors, kvm, clock, &listener, (Some(interruption), hold))
         }
         Order::Plan(spec) => {
             let kvm = opened.map_or_else(|| KvmDevice::from(kvm), KvmDevice::Open);
@@ -171,46 +163,35 @@ pub fn serve(kvm: &Path, jail: JailMode, network: Option<&Path>) -> Result<(), S
                 .map(|shape| reporter.send(&Event::Planned(Box::new(shape))))
         }
         Order::Release
+        | Order::End { .. }
         | Order::Resume { .. }
         | Order::StandBy { .. }
         | Order::Pause
         | Order::Unpause => Err(StartError::Spec("the first order starts nothing".to_owned())),
     };
     let done = done.inspect_err(|error| reporter.send(&Event::Failed(error.clone())));
-    drop(sweep);
+    // Last: the end of a start may wait for the pool's manager, and the owner may be killed
+    // meanwhile.
+    drop(sweep.lock().take());
     done
 }
 
 fn sweep_after(order: &Order) -> Option<SweepAfterOwner> {
     let (Order::Start(spec) | Order::MakeReady(spec)) = order else { return None };
-    let Serving::Owned(sockets) = &spec.host.serving else { return None };
-    SweepAfterOwner::new(&sockets.vsock_path)
+    SweepAfterOwner::new(&spec.host.sockets.as_ref()?.vsock_path)
 }
 
-/// Waits for the order to resume; `None` where the owner has ended. A signal that ends the microVM
-/// is noticed within [`SIGNAL_PERIOD`].
-fn wait_for_resume(
-    connection: &Connection,
-    signal: Option<&AtomicI32>,
-) -> Result<Option<Resumption>, StartError> {
-    let limit = signal.map(|_| SIGNAL_PERIOD);
-    loop {
-        match connection.receive(limit) {
-            Ok((Order::Resume { request_ns, credentials }, _)) => {
-                let (begun_ns, request_ns) = (now_ns(), Some(request_ns));
-                let clock = Clock { begun_ns, request_ns, stood_by: true };
-                return Ok(Some(Resumption { clock, credentials }));
-            }
-            Ok(_) => return Err(StartError::Spec("a ready clone is only resumed".to_owned())),
-            Err(ReceiveError::Closed) => return Ok(None),
-            Err(ReceiveError::TimedOut) => {
-                let signal = signal.map_or(0, |signal| signal.load(Ordering::SeqCst));
-                if signal != 0 {
-                    return Err(StartError::Signal(signal));
-                }
-            }
-            Err(error) => return Err(StartError::Monitor(ErrorChain::of(&error))),
+/// Waits for the order to resume; `None` where the owner has ended.
+fn wait_for_resume(connection: &Connection) -> Result<Option<Resumption>, StartError> {
+    match connection.receive(None) {
+        Ok((Order::Resume { request_ns, credentials }, _)) => {
+            let (begun_ns, request_ns) = (now_ns(), Some(request_ns));
+            let clock = Clock { begun_ns, request_ns, stood_by: true };
+            Ok(Some(Resumption { clock, credentials }))
         }
+        Ok(_) => Err(StartError::Spec("a ready clone is only resumed".to_owned())),
+        Err(ReceiveError::Closed) => Ok(None),
+        Err(error) => Err(StartError::Monitor(ErrorChain::of(&error))),
     }
 }
 

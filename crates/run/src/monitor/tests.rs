@@ -74,6 +74,18 @@ fn a_report_and_an_error_arrive_as_they_were_sent() {
 }
 
 #[test]
+fn an_answer_arrives_byte_by_byte() {
+    let (ours, theirs) = Connection::pair().unwrap();
+    let text = r#"{"answer":{"z": 1.10, "a":[ ]},"logs":"\u001b[0m","function_ns":5}"#;
+    let outcome: Outcome = serde_json::from_str(text).unwrap();
+    ours.send(&Event::Answered(Box::new(outcome)), &Descriptors::default()).unwrap();
+    let (event, _) = Connection::of(theirs).receive(None).unwrap();
+    let Event::Answered(outcome) = event else { panic!("{event:?}") };
+    assert_eq!(outcome.answer.unwrap().get(), r#"{"z": 1.10, "a":[ ]}"#);
+    assert_eq!((outcome.logs.as_str(), outcome.function_ns), ("\u{1b}[0m", 5));
+}
+
+#[test]
 fn a_message_that_is_sent_now_does_not_wait_for_a_monitor_that_receives_nothing() {
     let (ours, _theirs) = Connection::pair().unwrap();
     let error = (0..100_000).find_map(|_| ours.send_now(&Order::Pause).err()).unwrap();

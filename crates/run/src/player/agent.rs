@@ -9,7 +9,6 @@
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
@@ -29,7 +28,7 @@ use crate::life::{Clock, KvmDevice, Mapped, Running};
 use crate::report::StartReport;
 use crate::session::{self, After, Interruption};
 use crate::source::Source;
-use crate::spec::{BootSpec, HostSpec, Serving, SourceSpec};
+use crate::spec::{BootSpec, HostSpec, SourceSpec};
 
 /// How often a monitor whose player has ended looks for a signal.
 const SIGNAL_PERIOD: Duration = Duration::from_millis(5);
@@ -59,8 +58,7 @@ pub(crate) struct PlayerAgent {
 impl Served {
     /// `None` for a player without an owner that asks it.
     fn take(spec: &HostSpec, descriptors: &mut Descriptors) -> Result<Option<Self>, StartError> {
-        let Serving::Owned(sockets) = &spec.serving else { return Ok(None) };
-        let sockets = sockets.clone();
+        let Some(sockets) = spec.sockets.clone() else { return Ok(None) };
         Ok(Some(Self {
             name: sockets.name,
             control: descriptors.take(sockets.control)?.into(),
@@ -151,6 +149,10 @@ impl PlayerAgent {
             Some(served) => Some((served, caught.map_or_else(Interruption::catch, Ok)?)),
             None => None,
         };
+        // The replay goes on, and what it wrote is given back.
+        if let Some((_, interruption)) = &asked {
+            interruption.note_only();
+        }
         Ok(Self { player, asked })
     }
 }
@@ -184,8 +186,7 @@ impl GuestKind for PlayerAgent {
         *agent.replaying.lock() = false;
         agent.ended.notify_all();
         // An idle instance: the requests that follow find everything touched.
-        let signal = interruption.signal_flag();
-        while signal.load(Ordering::SeqCst) == 0 {
+        while interruption.signal().is_none() {
             thread::sleep(SIGNAL_PERIOD);
         }
         Ok(Ended { report: None, ..ended })

@@ -49,8 +49,6 @@ pub enum Request {
 /// The costs and counters of a microVM.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
-    /// Process id of the monitor.
-    pub pid: u32,
     /// Guest memory, bytes.
     pub memory: u64,
     /// Guest memory in DRAM that only this microVM uses, bytes.

@@ -108,7 +108,6 @@ fn status(microvm: &mut Microvm) -> Response {
     };
     match microvm.kvm_stats() {
         Ok(kvm) => Response::Status(Box::new(Status {
-            pid: std::process::id(),
             memory: microvm.memory().layout().total_bytes(),
             private: usage.private,
             shared: usage.shared,
