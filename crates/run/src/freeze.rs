@@ -55,8 +55,8 @@ pub struct FreezeInstanceReport {
 }
 
 /// Freezes a running microVM: this process makes the files or the extent, passes them to the
-/// monitor, and publishes the snapshot. The microVM ends with that, unless `keep` lets it run on as one that differs
-/// from the clones of its snapshot. `dense` writes zero pages too.
+/// monitor, and publishes the snapshot. The microVM ends with that, unless `keep` lets it run on as
+/// one that differs from the clones of its snapshot. `dense` writes zero pages too.
 ///
 /// # Errors
 /// See [`FreezeInstanceError`].

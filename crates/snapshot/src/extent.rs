@@ -217,8 +217,8 @@ fn copy_runs(
     Ok(())
 }
 
-/// The extent of a snapshot with a new profile: a copy of guest memory and disk, and another profile
-/// section.
+/// The extent of a snapshot with a new profile: a copy of guest memory and disk, and another
+/// profile section.
 pub(crate) struct ProfiledExtent<'a> {
     tail: &'a Tail,
     path: &'a Path,

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use firn_base::{PAGE_SIZE, nanoseconds};
+use firn_base::{PAGE_SIZE, nanoseconds, ns_since};
 use firn_pool::{Client, ExtentFacts};
 use serde::{Deserialize, Serialize};
 
@@ -142,7 +142,8 @@ pub struct FreezeReport {
     pub pause_ns: u64,
     /// Reading the machine state.
     pub save_ns: u64,
-    /// Reading, digesting and writing guest memory, with a thread for each processor.
+    /// Reading, digesting and writing guest memory, with a thread for each processor; for a pool,
+    /// also allocating and mapping the extent.
     pub image_ns: u64,
     /// Of that, reading guest memory and finding the pages that were never touched: the sum over
     /// all threads.
@@ -153,7 +154,7 @@ pub struct FreezeReport {
     pub write_ns: u64,
     /// Reading, digesting and writing the guest's disk.
     pub overlay_ns: u64,
-    /// Writing the other parts and making all files durable.
+    /// Writing the other parts, making all bytes durable and, for a pool, unmapping the extent.
     pub sync_ns: u64,
     /// Protecting files with fs-verity, or finding out that their file system has none.
     pub protect_ns: u64,
@@ -263,7 +264,7 @@ fn into_directory<M: Freeze>(
     Ok(FreezeReport {
         sync_ns: report.sync_ns.saturating_add(nanoseconds(sync)),
         protect_ns: nanoseconds(protect),
-        publish_ns: nanoseconds(begin.elapsed()),
+        publish_ns: ns_since(begin),
         disk_bytes,
         protected: names,
         ..report
@@ -280,17 +281,23 @@ fn into_pool<M: Freeze>(
     let Begun::Extent { guest_bytes, tail_bytes } = begun else {
         return Err(mismatch("it has not asked for an extent"));
     };
+    let start = Instant::now();
     let allocate = |error| failed("allocate")(io::Error::other(error));
     let mut connection = Client::connect(socket).map_err(allocate)?;
     let grant = connection.begin(name, guest_bytes, tail_bytes).map_err(allocate)?;
     let generation = grant.extent().generation;
     let (facts, medium) = grant.into_parts();
+    let allocation = ns_since(start);
     let sent = vec![medium, copy_of(&connection)?];
     let sealed = machine.seal(Seal::Extent(facts), sent).map_err(NotFrozen::Machine)?;
     let report = check(sealed, guest_bytes)?;
     let begin = Instant::now();
     connection.commit(generation).map_err(io::Error::other).map_err(failed("publish"))?;
-    Ok(FreezeReport { publish_ns: nanoseconds(begin.elapsed()), ..report })
+    Ok(FreezeReport {
+        image_ns: report.image_ns.saturating_add(allocation),
+        publish_ns: ns_since(begin),
+        ..report
+    })
 }
 
 /// A descriptor for the machine.

@@ -200,7 +200,7 @@ fn an_extent_of_other_sizes_is_not_written() {
     assert!(matches!(error, FreezeError::Sizes { guest_bytes: 4096, .. }), "{error}");
 }
 
-/// Guest memory that checks, whenever it is read, that nobody else gets the extent.
+/// Guest memory that checks, whenever it is read, that no other freeze gets the extent.
 struct Watching<'a>(Memory, &'a Managed);
 
 impl Watching<'_> {

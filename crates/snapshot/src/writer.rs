@@ -114,11 +114,16 @@ impl Writer {
             }
             (Parts::Extent(plan), Seal::Extent(facts)) => {
                 let [medium, connection] = exactly(files)?;
+                let begin = Instant::now();
                 let mut extent = GrantedExtent::map(ExtentGrant::from_parts(facts, medium))?;
                 extent.check_sizes(plan.guest_bytes(), plan.tail_bytes())?;
+                let mapping = ns_since(begin);
                 plan.write(&machine, memory, disk, &mut extent, &mut report)?;
+                report.image_ns += mapping;
+                let begin = Instant::now();
                 // The manager may free the extent from here on.
                 drop((extent, connection));
+                report.sync_ns += ns_since(begin);
             }
             (Parts::Files { .. }, Seal::Extent(_)) => {
                 return Err(FreezeError::Steps { begun: "files", sealed: "an extent" });

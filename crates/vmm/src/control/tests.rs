@@ -1,4 +1,4 @@
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use firn_snapshot::{Begin, Begun, Freeze, FunctionInfo, Seal, Target};
@@ -124,4 +124,22 @@ fn a_response_to_another_request_is_refused() {
     let answer = ControlClient::connect(&path).unwrap().write(begin(), Vec::new()).unwrap();
     assert_eq!(answer, Begun::Files { overlay: true });
     server.join().unwrap();
+}
+
+#[test]
+fn descriptors_that_come_with_a_response_are_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("control.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let server = std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        BufReader::new(&stream).read_line(&mut String::new()).unwrap();
+        super::wire::send(&stream, &Response::Done, &[writer.into()]).unwrap();
+    });
+    let mut client = ControlClient::connect(&path).unwrap();
+    assert!(matches!(client.request(&Request::Status).unwrap(), Response::Done));
+    server.join().unwrap();
+    assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+    drop(client);
 }

@@ -125,6 +125,21 @@ fn nothing_serves_the_guest_between_the_two_steps() {
 }
 
 #[test]
+fn a_machine_that_has_run_since_is_not_sealed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _reports) = host(dir.path());
+    let mut microvm = boot(host, 1, 16 << 20);
+    let files = |number| (0..number).map(|_| tempfile::tempfile().unwrap().into()).collect();
+    let target = Target::Files { dense: false };
+    microvm.write(Begin { target, function: None }, files(2)).unwrap();
+    microvm.resume().unwrap();
+    microvm.pause().unwrap();
+    let seal = Seal::Container { protected: Vec::new() };
+    let error = microvm.seal(seal, files(1)).unwrap_err();
+    let FreezeError::Write(firn_snapshot::FreezeError::NotBegun) = error else { panic!("{error}") };
+}
+
+#[test]
 fn a_running_microvm_is_frozen_into_a_pool() {
     let dir = tempfile::tempdir().unwrap();
     let options = MemfdOptions { size: 64 << 20, huge: None, node: None };
