@@ -68,7 +68,7 @@ fn the_descriptors_of_a_peer_that_sends_too_many_are_closed() {
             assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
             sendmsg(&ours, &[IoSlice::new(b"x")], &mut control, SendFlags::empty()).unwrap();
         }
-        drop(writers);
+        drop((writers, ours));
         let error = Lines::of(&theirs).next().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
         assert!(error.to_string().contains("descriptors"), "{error}");

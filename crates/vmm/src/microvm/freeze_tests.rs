@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, Lines};
 use std::os::unix::net::UnixListener;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
@@ -17,9 +18,9 @@ use firn_snapshot::{
 };
 
 use super::*;
-use crate::control::{ControlClient, ControlError, Request, Response, serve_control};
-use crate::microvm::End;
+use crate::control::{ControlClient, ControlError, Request, serve_control};
 use crate::microvm::tests::{boot, check, follow, host, names, to_directory};
+use crate::microvm::{End, Handle};
 
 /// The folder of a child that serves or freezes a microVM until it is killed.
 const CHILD_FOLDER: &str = "FIRN_TEST_FREEZE_IN";
@@ -32,17 +33,14 @@ fn connect(folder: &Path) -> ControlClient {
     ControlClient::connect(&socket(folder)).unwrap()
 }
 
-fn stop(folder: &Path) {
-    assert!(matches!(connect(folder).request(&Request::Stop).unwrap(), Response::Done));
-}
-
 /// Serves a guest of one vCPU, and calls `clients` in another thread with what checks the guest's
-/// next reports.
-fn served(folder: &Path, clients: impl FnOnce(&mut dyn FnMut()) + Send) {
+/// next reports. The guest ends with it.
+fn served(folder: &Path, clients: impl FnOnce(&Handle, &mut dyn FnMut()) + Send) {
     let (host, reports) = host(folder);
     let mut microvm = boot(host, 1, 16 << 20);
+    let handle = microvm.handle();
     microvm.resume().unwrap();
-    serve_control(UnixListener::bind(socket(folder)).unwrap(), microvm.handle()).unwrap();
+    serve_control(UnixListener::bind(socket(folder)).unwrap(), handle.clone()).unwrap();
     thread::scope(|scope| {
         let clients = scope.spawn(move || {
             let mut rounds = [0];
@@ -53,12 +51,13 @@ fn served(folder: &Path, clients: impl FnOnce(&mut dyn FnMut()) + Send) {
                 follow(&reports, 1, &mut rounds, 3);
             };
             runs();
-            clients(&mut runs);
-            stop(folder);
+            let passed = catch_unwind(AssertUnwindSafe(|| clients(&handle, &mut runs)));
+            handle.call(Microvm::stop).unwrap();
+            passed
         });
         assert!(matches!(microvm.run().unwrap(), End::Stopped));
         drop(microvm);
-        clients.join().unwrap();
+        clients.join().unwrap().unwrap_or_else(|panic| resume_unwind(panic));
     });
 }
 
@@ -66,7 +65,7 @@ fn served(folder: &Path, clients: impl FnOnce(&mut dyn FnMut()) + Send) {
 fn the_guest_continues_when_a_client_disconnects_after_a_freeze() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("snapshot");
-    served(dir.path(), |runs| {
+    served(dir.path(), |_, runs| {
         let report = freeze(&mut connect(dir.path()), to_directory(&path)).unwrap();
         assert!(report.pause_ns > 0 && report.save_ns > 0 && report.sync_ns > 0, "{report:?}");
         assert!(report.stored_pages > 512 && report.disk_bytes > 512 * 4096, "{report:?}");
@@ -101,12 +100,7 @@ fn the_guest_continues_when_a_client_disconnects_after_a_freeze() {
 #[test]
 fn nothing_serves_the_guest_between_the_two_steps() {
     let dir = tempfile::tempdir().unwrap();
-    let (host, _reports) = host(dir.path());
-    let mut microvm = boot(host, 1, 16 << 20);
-    let handle = microvm.handle();
-    microvm.resume().unwrap();
-    serve_control(UnixListener::bind(socket(dir.path())).unwrap(), handle.clone()).unwrap();
-    let client = thread::spawn(move || {
+    served(dir.path(), |handle, runs| {
         let mut client = connect(dir.path());
         client.write(Begin { target: Target::Extent, function: None }, Vec::new()).unwrap();
         let served = Arc::new(AtomicBool::new(false));
@@ -117,11 +111,9 @@ fn nothing_serves_the_guest_between_the_two_steps() {
         // It is served once the client wants something else.
         client.request(&Request::Status).unwrap();
         assert!(served.load(Ordering::Relaxed));
-        stop(dir.path());
+        drop(client);
+        runs();
     });
-    assert!(matches!(microvm.run().unwrap(), End::Stopped));
-    drop(microvm);
-    client.join().unwrap();
 }
 
 #[test]
@@ -147,7 +139,7 @@ fn a_running_microvm_is_frozen_into_a_pool() {
     let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
     let manager = dir.path().join("pool.sock");
     let _server = Server::start(&manager, pool).unwrap();
-    served(dir.path(), |runs| {
+    served(dir.path(), |_, runs| {
         for _ in 0..2 {
             let destination = Destination::Pool { socket: manager.clone(), name: "it".into() };
             let request = FreezeRequest { destination, dense: false, function: None };
@@ -161,7 +153,7 @@ fn a_running_microvm_is_frozen_into_a_pool() {
 #[test]
 fn other_requests_take_no_descriptors() {
     let dir = tempfile::tempdir().unwrap();
-    served(dir.path(), |runs| {
+    served(dir.path(), |_, runs| {
         let begin = Begin { target: Target::Extent, function: None };
         let error = connect(dir.path()).write(begin, vec![File::open("/").unwrap().into()]);
         let ControlError::Refused(text) = error.unwrap_err() else { panic!("not refused") };
@@ -251,7 +243,7 @@ fn a_killed_supervisor_leaves_the_previous_snapshot_and_a_running_guest() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("snapshots/snapshot");
     std::fs::create_dir(path.parent().unwrap()).unwrap();
-    served(dir.path(), |runs| {
+    served(dir.path(), |_, runs| {
         freeze(&mut connect(dir.path()), to_directory(&path)).unwrap();
         runs();
         for round in 0..30 {
