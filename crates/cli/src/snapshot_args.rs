@@ -6,8 +6,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 
 use firn_run::{Descriptors, PoolManager, Source, SourceSpec, set_pooled_profile};
-use firn_snapshot::{Profile, Verify};
-use firn_vmm::Destination;
+use firn_snapshot::{Destination, Profile, Verify};
 
 use crate::output;
 use crate::pool_at;

@@ -3,7 +3,8 @@ use std::sync::Arc;
 use firn_base::PageRange;
 use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
 use firn_snapshot::{
-    Description, ExtentContents, MemoryLayout, PoolTarget, Verify, open_replica, write_extent,
+    Contents, Description, Destination, FreezeRequest, Machine, MemoryLayout, Verify, freeze,
+    open_replica,
 };
 
 use super::*;
@@ -28,13 +29,15 @@ fn a_replica_is_compared_with_its_sealed_extent() {
         let guest_addr = GuestAddress(page * PAGE_SIZE);
         booted.vm_memory().write_slice(&page_bytes(page, 9), guest_addr).unwrap();
     }
-    let contents = ExtentContents {
-        memory: &mut booted.pages().unwrap(),
+    let machine = Machine {
         description: Description { vcpus: 1, ..Description::default() },
-        machine_state_version: 1,
-        machine_state: &[],
+        state_version: 1,
+        state: Vec::new(),
+        reported: Vec::new(),
     };
-    write_extent(contents, None, &mut PoolTarget::new(&socket, "it")).unwrap();
+    let destination = Destination::Pool { socket: socket.clone(), name: "it".to_owned() };
+    let request = FreezeRequest { destination, dense: false, function: None };
+    freeze(&mut Contents::new(&booted.pages().unwrap(), machine), request).unwrap();
 
     let (snapshot, grant) = open_replica(&socket, "it", Verify::Once).unwrap();
     let plan = plan(&snapshot, Some(&grant), &*parse("pass").unwrap()).unwrap();

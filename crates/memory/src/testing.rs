@@ -267,15 +267,8 @@ pub(crate) fn write_snapshot(
     kind: firn_snapshot::ImageKind,
     seed: u8,
 ) -> firn_snapshot::Snapshot {
-    let mut writer = firn_snapshot::Writer::create(path).unwrap();
-    writer.write_image(&Pages { layout, zero_map, seed }, kind).unwrap();
-    let description = firn_snapshot::Description {
-        id: uuid::Uuid::from_u128(u128::from(seed) + 1),
-        vcpus: 1,
-        ..Default::default()
-    };
-    writer.seal(description, 1, b"state").unwrap();
-    firn_snapshot::Snapshot::open(path).unwrap()
+    let id = uuid::Uuid::from_u128(u128::from(seed) + 1);
+    freeze_pages(path, &Pages { layout, zero_map, seed }, kind, id, b"state")
 }
 
 /// Freezes guest memory into `dir`, and opens the snapshot.
@@ -284,10 +277,27 @@ pub(crate) fn freeze(
     dir: &std::path::Path,
     kind: firn_snapshot::ImageKind,
 ) -> firn_snapshot::Snapshot {
-    let mut writer = firn_snapshot::Writer::create(dir).unwrap();
-    writer.write_image(&memory.pages().unwrap(), kind).unwrap();
-    let id = uuid::Uuid::new_v4();
-    let description = firn_snapshot::Description { id, vcpus: 1, ..Default::default() };
-    writer.seal(description, 1, &[]).unwrap();
-    firn_snapshot::Snapshot::open(dir).unwrap()
+    freeze_pages(dir, &memory.pages().unwrap(), kind, uuid::Uuid::new_v4(), &[])
+}
+
+fn freeze_pages(
+    path: &std::path::Path,
+    pages: &dyn firn_snapshot::PageSource,
+    kind: firn_snapshot::ImageKind,
+    id: uuid::Uuid,
+    state: &[u8],
+) -> firn_snapshot::Snapshot {
+    let machine = firn_snapshot::Machine {
+        description: firn_snapshot::Description { id, vcpus: 1, ..Default::default() },
+        state_version: 1,
+        state: state.to_vec(),
+        reported: Vec::new(),
+    };
+    let request = firn_snapshot::FreezeRequest {
+        destination: firn_snapshot::Destination::Directory(path.to_owned()),
+        dense: kind == firn_snapshot::ImageKind::Dense,
+        function: None,
+    };
+    firn_snapshot::freeze(&mut firn_snapshot::Contents::new(pages, machine), request).unwrap();
+    firn_snapshot::Snapshot::open(path).unwrap()
 }

@@ -49,9 +49,9 @@ pub use extent::Extent;
 pub use layout::GRANULE;
 pub use learnt::Learnt;
 pub use manager::{
-    ArenaFacts, Client, ClientError, ClientWatch, CopyGrant, CopySet, Description, ExtentGrant,
-    FindManagerError, ManagerDirectory, NoCopy, Refusal, RemoveError, ReplicaGrant, Server,
-    ServerError,
+    ArenaFacts, Client, ClientError, ClientWatch, CopyGrant, CopySet, Description, ExtentFacts,
+    ExtentGrant, FindManagerError, ManagerDirectory, NoCopy, Refusal, RemoveError, ReplicaGrant,
+    Server, ServerError,
 };
 pub use mapped_extent::{MapExtentError, MappedExtent};
 #[cfg(any(test, feature = "simulated"))]

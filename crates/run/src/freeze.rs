@@ -1,10 +1,10 @@
-//! A running microVM into a snapshot.
+//! A running microVM into a snapshot, from outside of its monitor.
 
 use std::time::{Duration, Instant};
 
 use firn_base::ns_since;
-use firn_snapshot::FunctionInfo;
-use firn_vmm::{ControlClient, ControlError, Destination, FreezeReport, Request, Response};
+use firn_snapshot::{Destination, FreezeReport, FreezeRequest, FunctionInfo, NotFrozenError};
+use firn_vmm::{ControlClient, ControlError, Request};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -28,12 +28,12 @@ pub enum FreezeInstanceError {
     /// The guest did not prepare.
     #[error(transparent)]
     Prepare(#[from] PrepareFreezeError),
-    /// The monitor cannot be reached, or the snapshot was not written.
+    /// The monitor cannot be reached.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// The monitor's answer is not one to a freeze.
-    #[error("the monitor's answer does not belong to a freeze")]
-    Answer,
+    /// The snapshot was not written.
+    #[error(transparent)]
+    Freeze(#[from] NotFrozenError<ControlError>),
     /// The kernel gave no random bytes for an identity.
     #[error(transparent)]
     Identity(#[from] IdentityError),
@@ -49,13 +49,14 @@ pub struct FreezeInstanceReport {
     pub prepare_ns: u64,
     /// All of it, until the snapshot is in its place, ns.
     pub total_ns: u64,
-    /// What the monitor did.
+    /// The parts of the freeze.
     #[serde(flatten)]
     pub report: FreezeReport,
 }
 
-/// Freezes a running microVM. It ends with that, unless `keep` lets it run on as one that differs
-/// from the clones of its snapshot. `dense` writes zero pages too.
+/// Freezes a running microVM: this process makes the files or the extent, passes them to the
+/// monitor, and publishes the snapshot. The microVM ends with that, unless `keep` lets it run on as
+/// one that differs from the clones of its snapshot. `dense` writes zero pages too.
 ///
 /// # Errors
 /// See [`FreezeInstanceError`].
@@ -71,8 +72,8 @@ pub fn freeze(
     let status = agent.status()?;
     let function = status.function.zip(status.handler);
     let function = function.map(|(name, handler)| FunctionInfo { name, handler });
-    let request = Request::Freeze { destination, dense, function };
-    let frozen = prepare_and_freeze(agent, &mut control, &request);
+    let request = FreezeRequest { destination, dense, function };
+    let frozen = prepare_and_freeze(agent, &mut control, request);
     let total_ns = ns_since(begin);
     if keep || frozen.is_err() {
         let resumed = resume(&mut control, instance);
@@ -92,14 +93,11 @@ pub fn freeze(
 fn prepare_and_freeze(
     agent: AgentClient,
     control: &mut ControlClient,
-    request: &Request,
+    request: FreezeRequest,
 ) -> Result<(Instant, FreezeReport), FreezeInstanceError> {
     agent.prepare_freeze(GUEST_LIMIT)?;
     let prepared = Instant::now();
-    match control.request(request)? {
-        Response::Frozen(report) => Ok((prepared, *report)),
-        _ => Err(FreezeInstanceError::Answer),
-    }
+    Ok((prepared, firn_snapshot::freeze(control, request)?))
 }
 
 /// Lets a paused microVM run on with a new identity.

@@ -108,9 +108,11 @@ fn replace_container(
     new: &Edited,
 ) -> Result<(), AttachError> {
     let file = staging.create_file(CONTAINER_FILE)?;
-    let out = SparseFile::new(file, path.to_owned(), new.header.file_len())?;
+    let written = file.try_clone().map_err(|source| FreezeError::Duplicate { source })?;
+    let out = SparseFile::new(written, path.to_owned(), new.header.file_len())?;
     new.write(container, path, &mut |at, bytes| out.write(at, bytes))?;
-    out.finish()?.sync()?;
+    out.finish()?;
+    staging.sync(&file, CONTAINER_FILE)?;
     Ok(staging.move_into(dir, CONTAINER_FILE)?)
 }
 
@@ -204,12 +206,12 @@ pub(crate) fn set_packed(
     open_container(&dir, path)?;
     let staging = Staging::create(path)?;
     let file = staging.create_file(kind.name())?;
-    let written = write(&file).and_then(|()| file.sync_all());
-    written.map_err(|source| FreezeError::Io {
+    write(&file).map_err(|source| FreezeError::Io {
         path: path.join(kind.name()),
         action: "write",
         source,
     })?;
+    staging.sync(&file, kind.name())?;
     drop(file);
     let protected = staging.protect(kind.name())?;
     staging.move_into(&dir, kind.name())?;

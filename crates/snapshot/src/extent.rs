@@ -9,173 +9,140 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
+
+use firn_base::{nanoseconds, ns_since};
 
 use crate::attach::{AttachError, COPY, Edited, copy};
 use crate::container::{HEADER_LEN, Header};
 use crate::disk::{DiskSource, ScanError, scan};
+use crate::freeze::FreezeReport;
 use crate::freeze_error::FreezeError;
 use crate::image::{ImageSink, PageSource, is_zero, write_image, write_nonzero};
-use crate::manifest::{Description, DiskIdentity, ImageInfo, ImageKind, Manifest};
+use crate::layout::MemoryLayout;
+use crate::manifest::{DiskIdentity, ImageInfo, ImageKind, Manifest};
 use crate::page_set::PageSet;
 use crate::profile::Profile;
 use crate::section::{NO_PROFILE_VERSION, Section, digests_len};
 use crate::tail::{MAX_RUNS, Tail, TailHeader};
-use crate::writer::SealReport;
+use crate::writer::Machine;
 
 /// The extent that a snapshot is written into. Offsets are relative to guest memory or to the tail.
-pub trait ExtentTarget: Sync {
-    /// Allocates space for guest memory and the tail, in bytes. It is called once, before the other
-    /// methods.
-    ///
-    /// # Errors
-    /// There is not enough space; nothing has changed.
-    fn allocate(&mut self, guest_bytes: u64, tail_bytes: u64) -> io::Result<()>;
-
+pub(crate) trait ExtentTarget: Sync {
     /// Writes guest memory at `offset`. Every page is written once, including zero pages, except
     /// where [`is_zeroed`](Self::is_zeroed) is true for them. Several threads call it.
-    ///
-    /// # Errors
-    /// Any error of writing the bytes.
     fn write_memory(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
     /// Whether a part of guest memory is zero before it is written. Several threads call it.
-    fn is_zeroed(&self, offset: u64, len: u64) -> bool {
-        let _ = (offset, len);
-        false
-    }
+    fn is_zeroed(&self, offset: u64, len: u64) -> bool;
 
     /// Writes the tail at `offset`.
-    ///
-    /// # Errors
-    /// Any error of writing the bytes.
     fn write_tail(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
     /// Makes all bytes durable.
-    ///
-    /// # Errors
-    /// Any error of making the bytes durable.
     fn flush(&mut self) -> io::Result<()>;
-
-    /// Publishes the extent under its name, in one step. It is called last.
-    ///
-    /// # Errors
-    /// The previous snapshot keeps the name.
-    fn publish(&mut self) -> io::Result<()>;
 }
 
-/// What is frozen into an extent.
-pub struct ExtentContents<'a> {
-    /// Guest memory.
-    pub memory: &'a dyn PageSource,
-    /// The monitor's description of the microVM.
-    pub description: Description,
-    /// Version of the machine state.
-    pub machine_state_version: u32,
-    /// The machine state, opaque to this crate.
-    pub machine_state: &'a [u8],
+/// A snapshot whose sizes in an extent are known.
+#[derive(Debug)]
+pub(crate) struct ExtentPlan {
+    version: u32,
+    manifest: Vec<u8>,
+    guest_bytes: u64,
+    tail: TailHeader,
 }
 
-/// Freezes into an extent: allocates it, writes it, makes it durable and publishes it. `overlay` is
-/// the writable disk, if the microVM has one. It is read twice: first to find its nonzero parts,
-/// which determine the length of the tail, then to copy them into the tail.
-///
-/// # Errors
-/// [`FreezeError`]: guest memory or disk cannot be read, or the extent cannot be allocated or
-/// written. The target discards what was not published.
-pub fn write_extent(
-    contents: ExtentContents<'_>,
-    mut overlay: Option<&mut dyn DiskSource>,
-    target: &mut dyn ExtentTarget,
-) -> Result<SealReport, FreezeError> {
-    let begin = Instant::now();
-    let disk = match &mut overlay {
-        Some(overlay) => Some(scan_overlay(&mut **overlay)?),
-        None => None,
-    };
-    let mut overlay_time = begin.elapsed();
-
-    let begin = Instant::now();
-    let layout = contents.memory.layout().clone();
-    let pages = layout.pages();
-    let manifest = Manifest {
-        description: contents.description,
-        layout,
-        image: ImageInfo { kind: ImageKind::Dense, stored_pages: pages },
-        overlay: disk.as_ref().map(|disk| disk.identity),
-        protected: Vec::new(),
-    };
-    let guest_bytes = manifest.layout.total_bytes();
-    let (version, manifest) = manifest.encode()?;
-    let sections_len = HEADER_LEN as u64
-        + manifest.len() as u64
-        + contents.machine_state.len() as u64
-        + PageSet::encoded_len(pages)
-        + digests_len(pages);
-    let runs = disk.map(|disk| disk.runs).unwrap_or_default();
-    let tail = TailHeader {
-        container_len: sections_len,
-        data_len: runs.iter().map(|run| run.end - run.start).sum(),
-        runs,
-    };
-    target.allocate(guest_bytes, tail.data().end).map_err(failed("allocate"))?;
-    let memory = MemorySink { target: &*target, written: AtomicU64::new(0) };
-    let image = write_image(&memory, contents.memory, ImageKind::Dense)?;
-    let mut bytes_written = memory.written.into_inner();
-    let image_time = begin.elapsed();
-
-    let begin = Instant::now();
-    let zero_pages = image.zero_map.count();
-    let stored_pages = image.info.stored_pages;
-    let zero_map = image.zero_map.to_bytes();
-    let sections: [(Section, u32, &[u8]); Section::TABLE.len()] = [
-        (Section::Manifest, version, &manifest),
-        (Section::MachineState, contents.machine_state_version, contents.machine_state),
-        (Section::ZeroMap, version, &zero_map),
-        (Section::Profile, NO_PROFILE_VERSION, &[]),
-        (Section::Digests, version, &image.digests),
-    ];
-    let header = Header::of(&sections)?;
-    debug_assert_eq!(header.file_len(), tail.container_len);
-    let mut write = |offset, bytes: &[u8]| {
-        bytes_written += bytes.len() as u64;
-        target.write_tail(offset, bytes).map_err(failed("write the tail of"))
-    };
-    write(0, &tail.encode())?;
-    let container = tail.container().start;
-    write(container, &header.encode())?;
-    for (section, _, bytes) in sections {
-        write(container + header.range(section).start, bytes)?;
+impl ExtentPlan {
+    /// Reads the writable disk to find its nonzero parts, which determine the length of the tail.
+    pub(crate) fn new(
+        machine: &Machine,
+        layout: &MemoryLayout,
+        disk: Option<&mut dyn DiskSource>,
+    ) -> Result<Self, FreezeError> {
+        let disk = disk.map(scan_overlay).transpose()?;
+        let pages = layout.pages();
+        let manifest = Manifest {
+            description: machine.description.clone(),
+            layout: layout.clone(),
+            image: ImageInfo { kind: ImageKind::Dense, stored_pages: pages },
+            overlay: disk.as_ref().map(|disk| disk.identity),
+            protected: Vec::new(),
+        };
+        let (version, manifest) = manifest.encode()?;
+        let container_len = HEADER_LEN as u64
+            + manifest.len() as u64
+            + machine.state.len() as u64
+            + PageSet::encoded_len(pages)
+            + digests_len(pages);
+        let runs = disk.map(|disk| disk.runs).unwrap_or_default();
+        let data_len = runs.iter().map(|run| run.end - run.start).sum();
+        let tail = TailHeader { container_len, data_len, runs };
+        Ok(Self { version, manifest, guest_bytes: layout.total_bytes(), tail })
     }
-    let sections_time = begin.elapsed();
 
-    let begin = Instant::now();
-    if let Some(overlay) = overlay {
-        copy_runs(overlay, &tail, &mut write)?;
+    /// Bytes of guest memory.
+    pub(crate) fn guest_bytes(&self) -> u64 {
+        self.guest_bytes
     }
-    overlay_time += begin.elapsed();
 
-    let begin = Instant::now();
-    target.flush().map_err(failed("make durable"))?;
-    let sync = sections_time + begin.elapsed();
-    let begin = Instant::now();
-    target.publish().map_err(failed("publish"))?;
-    Ok(SealReport {
-        stored_pages,
-        zero_pages,
-        bytes_written,
-        disk_bytes: bytes_written,
-        image: image_time,
-        overlay: overlay_time,
-        sync,
-        protect: Duration::ZERO,
-        protected: Vec::new(),
-        publish: begin.elapsed(),
-        work: image.work,
-    })
+    /// Bytes of the tail.
+    pub(crate) fn tail_bytes(&self) -> u64 {
+        self.tail.data().end
+    }
+
+    /// Writes everything and makes it durable. The disk is read a second time.
+    pub(crate) fn write(
+        self,
+        machine: &Machine,
+        memory: &dyn PageSource,
+        disk: Option<&mut dyn DiskSource>,
+        target: &mut dyn ExtentTarget,
+        report: &mut FreezeReport,
+    ) -> Result<(), FreezeError> {
+        let begin = Instant::now();
+        let sink = MemorySink { target: &*target, written: AtomicU64::new(0) };
+        let image = write_image(&sink, memory, ImageKind::Dense)?;
+        report.add_image(&image, begin.elapsed(), sink.written.into_inner());
+
+        let begin = Instant::now();
+        let zero_map = image.zero_map.to_bytes();
+        let sections: [(Section, u32, &[u8]); Section::TABLE.len()] = [
+            (Section::Manifest, self.version, &self.manifest),
+            (Section::MachineState, machine.state_version, &machine.state),
+            (Section::ZeroMap, self.version, &zero_map),
+            (Section::Profile, NO_PROFILE_VERSION, &[]),
+            (Section::Digests, self.version, &image.digests),
+        ];
+        let header = Header::of(&sections)?;
+        debug_assert_eq!(header.file_len(), self.tail.container_len);
+        let mut write = |offset, bytes: &[u8]| {
+            report.bytes_written += bytes.len() as u64;
+            target.write_tail(offset, bytes).map_err(failed("write the tail of"))
+        };
+        write(0, &self.tail.encode())?;
+        let container = self.tail.container().start;
+        write(container, &header.encode())?;
+        for (section, _, bytes) in sections {
+            write(container + header.range(section).start, bytes)?;
+        }
+        let sections_time = begin.elapsed();
+
+        let begin = Instant::now();
+        if let Some(disk) = disk {
+            copy_runs(disk, &self.tail, &mut write)?;
+        }
+        report.overlay_ns += ns_since(begin);
+
+        let begin = Instant::now();
+        target.flush().map_err(failed("make durable"))?;
+        report.sync_ns = nanoseconds(sections_time + begin.elapsed());
+        report.disk_bytes = report.bytes_written;
+        Ok(())
+    }
 }
 
-fn failed(action: &'static str) -> impl FnOnce(io::Error) -> FreezeError {
+/// The failure of an action with the extent.
+pub(crate) fn failed(action: &'static str) -> impl Fn(io::Error) -> FreezeError + Copy {
     move |source| FreezeError::Extent { action, source }
 }
 
@@ -250,38 +217,63 @@ fn copy_runs(
     Ok(())
 }
 
-/// Writes the extent of a snapshot with a new profile: copies guest memory and disk, and replaces
-/// the profile section.
-pub(crate) fn write_with_profile(
-    tail: &Tail,
-    path: &Path,
-    profile: &Profile,
-    mut read_memory: impl FnMut(u64, &mut [u8]),
-    target: &mut dyn ExtentTarget,
-) -> Result<(), AttachError> {
-    let container = Edited::with_profile(&tail.container, path, profile)?;
-    let header = TailHeader { container_len: container.header.file_len(), ..tail.header.clone() };
-    let guest_bytes = container.manifest.layout.total_bytes();
-    target.allocate(guest_bytes, header.data().end).map_err(failed("allocate"))?;
-    let mut buf = vec![0; COPY];
-    let mut offset = 0;
-    while offset < guest_bytes {
-        let bytes = &mut buf[..usize::try_from(guest_bytes - offset).unwrap_or(COPY).min(COPY)];
-        read_memory(offset, bytes);
-        target.write_memory(offset, bytes).map_err(failed("write guest memory into"))?;
-        offset += bytes.len() as u64;
+/// The extent of a snapshot with a new profile: a copy of guest memory and disk, and another
+/// profile section.
+pub(crate) struct ProfiledExtent<'a> {
+    tail: &'a Tail,
+    path: &'a Path,
+    container: Edited,
+    header: TailHeader,
+}
+
+impl<'a> ProfiledExtent<'a> {
+    pub(crate) fn new(
+        tail: &'a Tail,
+        path: &'a Path,
+        profile: &Profile,
+    ) -> Result<Self, AttachError> {
+        let container = Edited::with_profile(&tail.container, path, profile)?;
+        let header =
+            TailHeader { container_len: container.header.file_len(), ..tail.header.clone() };
+        Ok(Self { tail, path, container, header })
     }
-    target.write_tail(0, &header.encode()).map_err(failed("write the tail of"))?;
-    let start = header.container().start;
-    container.write(&tail.container, path, &mut |offset, bytes| {
-        target.write_tail(start + offset, bytes).map_err(failed("write the tail of"))
-    })?;
-    let to = header.data().start;
-    copy(&tail.container.whole, path, tail.header.data(), to, &mut |offset, bytes| {
-        target.write_tail(offset, bytes).map_err(failed("write the tail of"))
-    })?;
-    target.flush().map_err(failed("make durable"))?;
-    Ok(target.publish().map_err(failed("publish"))?)
+
+    /// Bytes of guest memory.
+    pub(crate) fn guest_bytes(&self) -> u64 {
+        self.container.manifest.layout.total_bytes()
+    }
+
+    /// Bytes of the tail.
+    pub(crate) fn tail_bytes(&self) -> u64 {
+        self.header.data().end
+    }
+
+    /// Writes everything and makes it durable.
+    pub(crate) fn write(
+        &self,
+        mut read_memory: impl FnMut(u64, &mut [u8]),
+        target: &mut dyn ExtentTarget,
+    ) -> Result<(), AttachError> {
+        let (guest_bytes, source) = (self.guest_bytes(), &self.tail.container);
+        let mut buf = vec![0; COPY];
+        let mut offset = 0;
+        while offset < guest_bytes {
+            let bytes = &mut buf[..usize::try_from(guest_bytes - offset).unwrap_or(COPY).min(COPY)];
+            read_memory(offset, bytes);
+            target.write_memory(offset, bytes).map_err(failed("write guest memory into"))?;
+            offset += bytes.len() as u64;
+        }
+        let mut write = |offset, bytes: &[u8]| {
+            target.write_tail(offset, bytes).map_err(failed("write the tail of"))
+        };
+        write(0, &self.header.encode())?;
+        let start = self.header.container().start;
+        self.container
+            .write(source, self.path, &mut |offset, bytes| write(start + offset, bytes))?;
+        let to = self.header.data().start;
+        copy(&source.whole, self.path, self.tail.header.data(), to, &mut write)?;
+        Ok(target.flush().map_err(failed("make durable"))?)
+    }
 }
 
 #[cfg(test)]

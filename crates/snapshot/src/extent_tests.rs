@@ -6,37 +6,29 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use proptest::prelude::{any, proptest};
 
-use super::{ExtentContents, ExtentTarget, MAX_RUNS, OverlayRuns, Tail, TailHeader, write_extent};
+use super::{ExtentPlan, ExtentTarget, MAX_RUNS, OverlayRuns, Tail, TailHeader};
 use crate::container::Header;
 use crate::manifest::DiskIdentity;
 use crate::section::Section;
-use crate::tests::support::{Memory, description, file_with};
-use crate::{DiskSource, FreezeError, OpenError, ReadAt, SealReport, Snapshot};
+use crate::tests::support::{Memory, description, file_with, machine};
+use crate::{DiskSource, FreezeError, FreezeReport, OpenError, ReadAt, Snapshot};
 
 /// An extent in vectors, which initially contains old bytes.
-#[derive(Default)]
 struct Extent {
     memory: Mutex<Vec<u8>>,
     tail: Vec<u8>,
     flushed: bool,
-    published: bool,
-    full: bool,
 }
 
 impl ExtentTarget for Extent {
-    fn allocate(&mut self, guest_bytes: u64, tail_bytes: u64) -> io::Result<()> {
-        if self.full {
-            return Err(io::ErrorKind::StorageFull.into());
-        }
-        *self.memory.lock() = vec![0xa5; usize::try_from(guest_bytes).unwrap()];
-        self.tail = vec![0xa5; usize::try_from(tail_bytes).unwrap()];
-        Ok(())
-    }
-
     fn write_memory(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.memory.lock()[usize::try_from(offset).unwrap()..][..bytes.len()]
             .copy_from_slice(bytes);
         Ok(())
+    }
+
+    fn is_zeroed(&self, _: u64, _: u64) -> bool {
+        false
     }
 
     fn write_tail(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
@@ -49,12 +41,6 @@ impl ExtentTarget for Extent {
 
     fn flush(&mut self) -> io::Result<()> {
         self.flushed = true;
-        Ok(())
-    }
-
-    fn publish(&mut self) -> io::Result<()> {
-        assert!(self.flushed);
-        self.published = true;
         Ok(())
     }
 }
@@ -96,27 +82,29 @@ fn disk() -> Vec<u8> {
     disk
 }
 
-fn freeze(memory: &mut Memory, disk: Option<&[u8]>) -> (Extent, SealReport) {
-    let mut extent = Extent::default();
-    let report = freeze_into(&mut extent, memory, disk).unwrap();
-    assert!(extent.published);
-    (extent, report)
+fn freeze(memory: &mut Memory, disk: Option<&[u8]>) -> (Extent, FreezeReport) {
+    let file = disk.map(file_with);
+    let mut disk = file.as_ref();
+    freeze_disk(memory, disk.as_mut().map(|file| file as &mut dyn DiskSource))
 }
 
-fn freeze_into(
-    extent: &mut Extent,
+fn freeze_disk(
     memory: &mut Memory,
-    disk: Option<&[u8]>,
-) -> Result<SealReport, FreezeError> {
-    let file = disk.map(file_with);
-    let mut overlay = file.as_ref();
-    let contents = ExtentContents {
-        memory,
-        description: description(),
-        machine_state_version: 3,
-        machine_state: &STATE,
+    mut disk: Option<&mut dyn DiskSource>,
+) -> (Extent, FreezeReport) {
+    let machine = machine(description(), &STATE);
+    let again = disk.as_mut().map(|disk| &mut **disk as &mut dyn DiskSource);
+    let plan = ExtentPlan::new(&machine, &memory.layout, again).unwrap();
+    let old = |bytes| vec![0xa5; usize::try_from(bytes).unwrap()];
+    let mut extent = Extent {
+        memory: Mutex::new(old(plan.guest_bytes())),
+        tail: old(plan.tail_bytes()),
+        flushed: false,
     };
-    write_extent(contents, overlay.as_mut().map(|file| file as &mut dyn DiskSource), extent)
+    let mut report = FreezeReport::default();
+    plan.write(&machine, memory, disk, &mut extent, &mut report).unwrap();
+    assert!(extent.flushed);
+    (extent, report)
 }
 
 fn medium(extent: &Extent) -> File {
@@ -182,14 +170,7 @@ fn a_tail_has_its_exact_length_and_the_disk_is_copied_in_pieces() {
     let mut disk = vec![3; 9 << 20];
     disk[4096..3 << 20].fill(0);
     let mut counted = RecordedReads { disk: disk.clone(), longest: 0 };
-    let mut extent = Extent::default();
-    let contents = ExtentContents {
-        memory: &mut memory(),
-        description: description(),
-        machine_state_version: 3,
-        machine_state: &STATE,
-    };
-    let report = write_extent(contents, Some(&mut counted), &mut extent).unwrap();
+    let (extent, report) = freeze_disk(&mut memory(), Some(&mut counted));
     assert!(counted.longest <= 2 << 20, "{}", counted.longest);
     let guest = PAGES * 4096;
     assert_eq!(report.bytes_written, guest + extent.tail.len() as u64);
@@ -200,14 +181,6 @@ fn a_tail_has_its_exact_length_and_the_disk_is_copied_in_pieces() {
     let mut whole = vec![0xff; disk.len()];
     snapshot.overlay().unwrap().read_exact_at(&mut whole, 0).unwrap();
     assert!(whole == disk);
-}
-
-#[test]
-fn a_full_pool_is_reported_and_nothing_is_published() {
-    let mut extent = Extent { full: true, ..Extent::default() };
-    let error = freeze_into(&mut extent, &mut memory(), None).unwrap_err();
-    assert_eq!(error.to_string(), "cannot allocate the snapshot's extent");
-    assert!(!extent.published);
 }
 
 #[test]

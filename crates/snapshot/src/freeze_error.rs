@@ -89,9 +89,47 @@ pub enum FreezeError {
         /// Why it failed.
         source: io::Error,
     },
-    /// [`crate::Writer::seal`] before [`crate::Writer::write_image`].
-    #[error("a snapshot without an image of guest memory cannot be sealed: write the image first")]
-    NoImage,
+    /// A step of a freeze came with too few or too many descriptors.
+    #[error("this step of a freeze takes {expected} descriptors, and {actual} came")]
+    Descriptors {
+        /// The descriptors that it takes.
+        expected: usize,
+        /// The descriptors that came.
+        actual: usize,
+    },
+    /// The second step of a freeze without a first, or the machine has run since.
+    #[error("no freeze of this machine has begun since it last ran")]
+    NotBegun,
+    /// The second step of a freeze does not belong to the first.
+    #[error("a snapshot that was begun as {begun} cannot be sealed as {sealed}")]
+    Steps {
+        /// What was begun.
+        begun: &'static str,
+        /// What was to be sealed.
+        sealed: &'static str,
+    },
+    /// The granted extent has not the requested sizes.
+    #[error(
+        "the extent has {guest_bytes} and {tail_bytes} bytes, which are not the sizes of this snapshot"
+    )]
+    Sizes {
+        /// Bytes for guest memory.
+        guest_bytes: u64,
+        /// Bytes for the tail.
+        tail_bytes: u64,
+    },
+    /// The machine's report contradicts what it wrote.
+    #[error("the monitor's report on the freeze is not true: {reason}")]
+    Report {
+        /// The contradiction.
+        reason: &'static str,
+    },
+    /// A descriptor cannot be duplicated.
+    #[error("cannot duplicate a descriptor for the monitor")]
+    Duplicate {
+        /// Why it failed.
+        source: io::Error,
+    },
     /// A disk's path is not UTF-8.
     #[error("the path of disk {} is not UTF-8: rename the file", .path.display())]
     PathNotUtf8 {

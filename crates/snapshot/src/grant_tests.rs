@@ -6,10 +6,12 @@ use std::sync::Arc;
 use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
 
 use super::{Grant, OpenPooledError, Verify, open_pooled, open_replica};
-use crate::tests::support::{Memory, description, file_with};
+use crate::extent::{ExtentPlan, ExtentTarget};
+use crate::in_pool::GrantedExtent;
+use crate::tests::support::{Memory, description, file_with, freeze_to, machine};
 use crate::{
-    CheckExtentError, ExtentContents, ExtentTarget, FreezeError, PoolTarget, ReadAt, Snapshot,
-    check_extent, write_extent,
+    CheckExtentError, Contents, Destination, FreezeError, FreezeReport, ImageKind, NotFrozen,
+    ReadAt, Snapshot, check_extent,
 };
 
 /// A pool in memory, and its manager.
@@ -33,13 +35,16 @@ impl Managed {
     }
 
     fn freeze(&self, name: &str, memory: &mut Memory, state: u8) -> Result<(), FreezeError> {
-        let contents = ExtentContents {
-            memory,
-            description: description(),
-            machine_state_version: 1,
-            machine_state: &[state; 64],
-        };
-        write_extent(contents, None, &mut PoolTarget::new(&self.socket(), name)).map(drop)
+        let machine = machine(description(), &[state; 64]);
+        self.freeze_contents(name, &mut Contents::new(memory, machine))
+    }
+
+    fn freeze_contents(&self, name: &str, contents: &mut Contents<'_>) -> Result<(), FreezeError> {
+        let destination = Destination::Pool { socket: self.socket(), name: name.to_owned() };
+        match freeze_to(contents, destination, ImageKind::Dense) {
+            Err(NotFrozen::Supervisor(error) | NotFrozen::Machine(error)) => Err(error),
+            Ok(_) => Ok(()),
+        }
     }
 
     fn open(&self, name: &str) -> Result<(Snapshot, Grant), OpenPooledError> {
@@ -78,12 +83,12 @@ fn pooled_snapshots_are_replaced_in_one_step_and_keep_their_bytes() {
 
     let opened = pool.open("hello").unwrap();
     let new = &opened.0;
-    assert_eq!(new.machine_state(), (1, &[2; 64][..]));
+    assert_eq!(new.machine_state(), (3, &[2; 64][..]));
     assert!(image(&opened) == second.bytes);
     new.digests().check(0, &image(&opened)).unwrap();
     assert_eq!(new.zero_map().count(), 1499);
     // A reader of the old snapshot still reads the old bytes.
-    assert_eq!(old.0.machine_state(), (1, &[1; 64][..]));
+    assert_eq!(old.0.machine_state(), (3, &[1; 64][..]));
     assert!(image(&old) == first.bytes);
 }
 
@@ -130,15 +135,15 @@ fn unknown_names_and_sockets_without_a_manager_are_reported() {
 }
 
 /// Stores only the first page of guest memory.
-struct FirstPage(PoolTarget);
+struct FirstPage(GrantedExtent);
 
 impl ExtentTarget for FirstPage {
-    fn allocate(&mut self, _: u64, tail_bytes: u64) -> io::Result<()> {
-        self.0.allocate(4096, tail_bytes)
-    }
-
     fn write_memory(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         if offset == 0 { self.0.write_memory(0, &bytes[..4096]) } else { Ok(()) }
+    }
+
+    fn is_zeroed(&self, _: u64, _: u64) -> bool {
+        false
     }
 
     fn write_tail(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
@@ -148,23 +153,19 @@ impl ExtentTarget for FirstPage {
     fn flush(&mut self) -> io::Result<()> {
         self.0.flush()
     }
-
-    fn publish(&mut self) -> io::Result<()> {
-        self.0.publish()
-    }
 }
 
 #[test]
 fn a_tail_that_declares_more_memory_than_its_extent_has_is_refused() {
     let pool = Managed::new(32 << 20);
-    let mut target = FirstPage(PoolTarget::new(&pool.socket(), "hello"));
-    let contents = ExtentContents {
-        memory: &mut Memory::zeroed(700),
-        description: description(),
-        machine_state_version: 1,
-        machine_state: &[1; 64],
-    };
-    write_extent(contents, None, &mut target).unwrap();
+    let (memory, machine) = (Memory::zeroed(700), machine(description(), &[1; 64]));
+    let plan = ExtentPlan::new(&machine, &memory.layout, None).unwrap();
+    let mut client = firn_pool::Client::connect(&pool.socket()).unwrap();
+    let grant = client.begin("hello", 4096, plan.tail_bytes()).unwrap();
+    let generation = grant.extent().generation;
+    let mut target = FirstPage(GrantedExtent::map(grant).unwrap());
+    plan.write(&machine, &memory, None, &mut target, &mut FreezeReport::default()).unwrap();
+    client.commit(generation).unwrap();
     for verify in [Verify::Once, Verify::Always, Verify::Never] {
         for open in [open_pooled, open_replica] {
             let error = open(&pool.socket(), "hello", verify).unwrap_err().to_string();
@@ -207,14 +208,10 @@ fn a_damaged_page_is_found_before_a_start() {
 fn the_check_of_an_extent_finds_a_damaged_disk() {
     let pool = Managed::new(64 << 20);
     let disk = file_with(&[&[0; 8192][..], &[3; 4096]].concat());
-    let contents = ExtentContents {
-        memory: &mut Memory::zeroed(700),
-        description: description(),
-        machine_state_version: 1,
-        machine_state: &[1; 64],
-    };
-    let mut target = PoolTarget::new(&pool.socket(), "hello");
-    write_extent(contents, Some(&mut &disk), &mut target).unwrap();
+    let memory = Memory::zeroed(700);
+    let (mut disk, machine) = (&disk, machine(description(), &[1; 64]));
+    let mut contents = Contents::new(&memory, machine).with_disk(&mut disk);
+    pool.freeze_contents("hello", &mut contents).unwrap();
     let mut client = firn_pool::Client::connect(&pool.socket()).unwrap();
     let sealed = client.snapshot("hello").unwrap();
     let check = || check_extent("hello", sealed.map().unwrap());

@@ -61,15 +61,15 @@ pub(crate) struct WrittenImage {
 
 /// The work of all threads that wrote an image. The parts of several threads overlap in time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ImageWork {
+pub(crate) struct ImageWork {
     /// Time to read guest memory, and to find out which pages were never touched.
-    pub read: Duration,
+    pub(crate) read: Duration,
     /// Time to find zero pages and to compute digests.
-    pub digest: Duration,
+    pub(crate) digest: Duration,
     /// Time to write.
-    pub write: Duration,
+    pub(crate) write: Duration,
     /// Zero pages that were written.
-    pub zero_pages_written: u64,
+    pub(crate) zero_pages_written: u64,
 }
 
 impl ImageWork {

@@ -1,20 +1,21 @@
-//! Snapshots in the extents of a pool that a manager owns: freezing into it, and checking what it
-//! holds.
+//! Snapshots in the extents of a pool that a manager owns: writing them, and checking what they
+//! hold.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use firn_base::PAGE_SIZE;
 use firn_base::num::usize_of;
-use firn_pool::{Client, ExtentGrant, MappedExtent};
+use firn_pool::{Client, Extent, ExtentGrant, MappedExtent};
 use thiserror::Error;
 
 use crate::attach::AttachError;
 use crate::digests::DigestError;
 use crate::disk::identity_of;
 use crate::error::{OpenError, OpenPooledError};
-use crate::extent::{ExtentTarget, write_with_profile};
+use crate::extent::{ExtentTarget, ProfiledExtent, failed};
+use crate::freeze_error::FreezeError;
 use crate::layout::CHUNK_SIZE;
 use crate::profile::Profile;
 use crate::read_at::ReadAt;
@@ -104,46 +105,20 @@ pub fn set_pooled_profile(socket: &Path, name: &str, profile: &Profile) -> Resul
     let (generation, extent, _pin) = sealed_extent()?;
     let tail: Arc<dyn ReadAt> = Arc::new(MappedTail(extent.clone()));
     let tail = Tail::open(&tail, path)?;
-    let mut target = Update { target: PoolTarget::new(socket, name), socket, name, generation };
+    let new = ProfiledExtent::new(&tail, path, profile)?;
+    let allocate = |error| failed("allocate")(io::Error::other(error));
+    let mut connection = Client::connect(socket).map_err(allocate)?;
+    let grant = connection.begin(name, new.guest_bytes(), new.tail_bytes()).map_err(allocate)?;
+    let new_generation = grant.extent().generation;
     let read = |offset, bytes: &mut [u8]| extent.read_guest(offset, bytes);
-    write_with_profile(&tail, path, profile, read, &mut target)
-}
-
-/// A target that only replaces the generation that its content was made from.
-struct Update<'a> {
-    target: PoolTarget,
-    socket: &'a Path,
-    name: &'a str,
-    generation: u64,
-}
-
-impl ExtentTarget for Update<'_> {
-    fn allocate(&mut self, guest_bytes: u64, tail_bytes: u64) -> io::Result<()> {
-        self.target.allocate(guest_bytes, tail_bytes)
+    new.write(read, &mut GrantedExtent::map(grant)?)?;
+    let publish = |error| failed("publish")(io::Error::other(error));
+    if connection.snapshot(name).map_err(publish)?.extent().generation != generation {
+        let reason = "the function was frozen anew meanwhile; record it again";
+        return Err(failed("publish")(io::Error::other(reason)).into());
     }
-
-    fn write_memory(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.target.write_memory(offset, bytes)
-    }
-
-    fn write_tail(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.target.write_tail(offset, bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.target.flush()
-    }
-
-    fn publish(&mut self) -> io::Result<()> {
-        let mut connection = Client::connect(self.socket).map_err(io::Error::other)?;
-        let now = connection.snapshot(self.name).map_err(io::Error::other)?;
-        if now.extent().generation != self.generation {
-            return Err(io::Error::other(
-                "the function was frozen anew meanwhile; record it again",
-            ));
-        }
-        self.target.publish()
-    }
+    connection.commit(new_generation).map_err(publish)?;
+    Ok(())
 }
 
 /// The guest memory of a mapped extent.
@@ -184,64 +159,44 @@ impl ReadAt for MappedTail {
     }
 }
 
-/// The name in a pool that a snapshot is frozen to, through the pool's manager.
+/// An extent of a pool that may be written.
 #[derive(Debug)]
-pub struct PoolTarget {
-    socket: PathBuf,
-    name: String,
-    staging: Option<Staging>,
-}
-
-#[derive(Debug)]
-struct Staging {
-    connection: Client,
+pub(crate) struct GrantedExtent {
     grant: ExtentGrant,
     mapped: MappedExtent,
 }
 
-impl PoolTarget {
-    /// A target for the name `name` in the pool whose manager listens on `socket`.
-    #[must_use]
-    pub fn new(socket: &Path, name: &str) -> Self {
-        Self { socket: socket.to_owned(), name: name.to_owned(), staging: None }
+impl GrantedExtent {
+    /// Maps what the pool's manager granted.
+    pub(crate) fn map(grant: ExtentGrant) -> Result<Self, FreezeError> {
+        let mapped = grant.map().map_err(io::Error::other).map_err(failed("map"))?;
+        Ok(Self { grant, mapped })
     }
 
-    fn staging(&self) -> io::Result<&Staging> {
-        self.staging.as_ref().ok_or_else(|| io::Error::other("nothing is allocated"))
+    /// Checks that the extent has the requested sizes.
+    pub(crate) fn check_sizes(&self, for_guest: u64, for_tail: u64) -> Result<(), FreezeError> {
+        let Extent { guest_bytes, tail_bytes, .. } = self.grant.extent();
+        if (guest_bytes, tail_bytes) == (for_guest, for_tail) {
+            return Ok(());
+        }
+        Err(FreezeError::Sizes { guest_bytes, tail_bytes })
     }
 }
 
-impl ExtentTarget for PoolTarget {
-    fn allocate(&mut self, guest_bytes: u64, tail_bytes: u64) -> io::Result<()> {
-        let mut connection = Client::connect(&self.socket).map_err(io::Error::other)?;
-        let grant = connection.begin(&self.name, guest_bytes, tail_bytes);
-        let grant = grant.map_err(io::Error::other)?;
-        let mapped = grant.map().map_err(io::Error::other)?;
-        self.staging = Some(Staging { connection, grant, mapped });
-        Ok(())
-    }
-
+impl ExtentTarget for GrantedExtent {
     fn write_memory(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.staging()?.mapped.write_guest(offset, bytes)
+        self.mapped.write_guest(offset, bytes)
     }
 
     fn is_zeroed(&self, offset: u64, len: u64) -> bool {
-        self.staging.as_ref().is_some_and(|staging| staging.grant.is_zeroed(offset, len))
+        self.grant.is_zeroed(offset, len)
     }
 
     fn write_tail(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.staging()?.mapped.write_tail(offset, bytes)
+        self.mapped.write_tail(offset, bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.staging()?.mapped.flush()
-    }
-
-    fn publish(&mut self) -> io::Result<()> {
-        let staging = self.staging.as_mut();
-        let staging = staging.ok_or_else(|| io::Error::other("nothing is allocated"))?;
-        staging.connection.commit(staging.grant.extent().generation).map_err(io::Error::other)?;
-        self.staging = None;
-        Ok(())
+        self.mapped.flush()
     }
 }

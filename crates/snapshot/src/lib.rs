@@ -8,7 +8,8 @@
 //!
 //! - `working-set.img`, `loading-set.img`: files packed from the image by the profile, if any.
 //!
-//! [`Writer`] writes a snapshot to a staging directory and publishes it in one step.
+//! [`freeze()`] makes the files or the extent, has a machine write them ([`Writer`]), and publishes
+//! them in one step.
 //! [`Snapshot::open`] reads what a start needs (header, manifest, machine state, zero map), so its
 //! cost does not depend on the size of guest memory. [`Digests`] check pages when they are used.
 //! The byte layout is in `docs/reference/snapshot-format.md`.
@@ -18,6 +19,7 @@
 
 mod attach;
 mod container;
+mod contents;
 mod copies;
 mod decode;
 mod digests;
@@ -26,6 +28,7 @@ mod disk;
 mod error;
 mod extent;
 mod files;
+mod freeze;
 mod freeze_error;
 mod grant;
 mod image;
@@ -50,21 +53,25 @@ mod writer;
 mod tests;
 
 pub use attach::{AttachError, set_profile};
+pub use contents::Contents;
 pub use copies::{Copies, CopyTable};
 pub use digests::{DigestError, Digests};
 pub use directory::open_directory;
 pub use disk::{DiskError, DiskSource};
 pub use error::{OpenError, OpenPooledError};
-pub use extent::{ExtentContents, ExtentTarget, write_extent};
 pub use files::PackedFile;
 pub use firn_pool::{ClientError, ImagedBy, NoCopy};
+pub use freeze::{
+    Begin, Begun, Destination, Freeze, FreezeReport, FreezeRequest, NotFrozen, NotFrozenError,
+    Seal, Target, freeze,
+};
 pub use freeze_error::FreezeError;
 pub use grant::{
     ExtentPlace, Grant, ReplicaReport, Verify, open_pooled, open_pooled_with, open_replica,
     open_replica_with,
 };
-pub use image::{Chunk, ImageWork, PageSource};
-pub use in_pool::{CheckExtentError, PoolTarget, check_extent, set_pooled_profile};
+pub use image::{Chunk, PageSource};
+pub use in_pool::{CheckExtentError, check_extent, set_pooled_profile};
 pub use layout::{
     CHUNK_PAGES, CHUNK_SIZE, ImageRegion, LayoutError, MAX_MEMORY, MemoryLayout, MemoryRegion,
 };
@@ -81,4 +88,4 @@ pub use read_at::ReadAt;
 pub use section::{CONTAINER_VERSION, PROFILE_VERSION, Section};
 pub use snapshot::{Content, Snapshot};
 pub use verify::{Problem, VerifyError, VerifyReport, verify};
-pub use writer::{SealReport, Writer};
+pub use writer::{Machine, Writer};

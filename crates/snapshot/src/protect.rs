@@ -5,7 +5,10 @@
 //! that another file in the place of a protected one is found when it is opened.
 
 use std::fs::File;
+use std::io;
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use firn_base::fs_verity;
 use thiserror::Error;
@@ -21,6 +24,11 @@ use crate::verify::{VerifyError, VerifyReport, verify_content};
 /// The files that are protected: those whose bytes a thaw uses without comparing them with digests.
 /// Working-set files are compared, and fs-verity would end their direct reads.
 pub(crate) const PROTECTED: [&str; 3] = [IMAGE_FILE, OVERLAY_FILE, PackedFile::LoadingSet.name()];
+
+/// How long another process may have a file open for writing: one that a thread of this process
+/// starts has a copy of every descriptor until its `execve`.
+const WRITER_LIMIT: Duration = Duration::from_secs(1);
+const WRITER_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Why the files of a snapshot were not protected.
 #[derive(Debug, Error)]
@@ -69,7 +77,19 @@ pub(crate) fn protect_file(
     if !PROTECTED.contains(&name) {
         return Ok(None);
     }
-    let digest = fs_verity::protect(file).map_err(|source| FreezeError::Io {
+    let begin = Instant::now();
+    let digest = loop {
+        match fs_verity::protect(file) {
+            Err(error)
+                if error.kind() == io::ErrorKind::ExecutableFileBusy
+                    && begin.elapsed() < WRITER_LIMIT =>
+            {
+                thread::sleep(WRITER_INTERVAL);
+            }
+            digest => break digest,
+        }
+    };
+    let digest = digest.map_err(|source| FreezeError::Io {
         path: path.join(name),
         action: "protect with fs-verity",
         source,

@@ -72,3 +72,25 @@ fn a_packed_file_without_its_protection_is_packed_again() {
     assert_eq!(packed.is_protected(), snapshot.manifest().protection(kind.name()).is_some());
     verify(&path, &mut |_, _| ()).unwrap();
 }
+
+/// A process that another thread starts has the descriptor until its `execve`.
+#[test]
+fn a_file_that_is_closed_soon_is_protected() {
+    let (_dir, path) = destination();
+    std::fs::create_dir(&path).unwrap();
+    let file = path.join(IMAGE_FILE);
+    let writer = File::create(&file).unwrap();
+    let reader = File::open(&file).unwrap();
+    // Folders for temporary files rarely have fs-verity.
+    let supported = match fs_verity::protect(&reader) {
+        Err(error) => error.kind() == io::ErrorKind::ExecutableFileBusy,
+        Ok(_) => false,
+    };
+    let closing = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(50));
+        drop(writer);
+    });
+    let protected = protect_file(&reader, &path, IMAGE_FILE).unwrap();
+    closing.join().unwrap();
+    assert_eq!(protected.is_some(), supported);
+}

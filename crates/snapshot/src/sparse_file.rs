@@ -17,6 +17,7 @@ use crate::freeze_error::FreezeError;
 #[derive(Debug)]
 pub(crate) struct SparseFile {
     pub(crate) file: File,
+    /// For errors.
     pub(crate) path: PathBuf,
     pub(crate) needed: AtomicU64,
     pub(crate) full: AtomicBool,
@@ -24,7 +25,8 @@ pub(crate) struct SparseFile {
 
 impl SparseFile {
     /// Takes an empty file and gives it its length, without data.
-    pub(crate) fn new(file: File, path: PathBuf, len: u64) -> Result<Self, FreezeError> {
+    pub(crate) fn new(file: File, path: impl Into<PathBuf>, len: u64) -> Result<Self, FreezeError> {
+        let path = path.into();
         file.set_len(len).map_err(|source| FreezeError::Io {
             path: path.clone(),
             action: "extend",
@@ -53,40 +55,18 @@ impl SparseFile {
         begin_writeback(&self.file, offset..offset.saturating_add(len));
     }
 
-    /// Finishes the file. It returns an error if the file system was full.
-    pub(crate) fn finish(self) -> Result<StoredFile, FreezeError> {
+    /// Closes the file and returns the bytes that were written, without holes. It returns an error
+    /// if the file system was full.
+    pub(crate) fn finish(self) -> Result<u64, FreezeError> {
         let needed = self.needed.into_inner();
         if self.full.into_inner() {
             return Err(no_space(&self.file, self.path, needed));
         }
-        Ok(StoredFile { file: self.file, path: self.path, written: needed })
+        Ok(needed)
     }
 
     fn io_error(&self, action: &'static str, source: io::Error) -> FreezeError {
         FreezeError::Io { path: self.path.clone(), action, source }
-    }
-}
-
-/// A file that is written but not synced.
-#[derive(Debug)]
-pub(crate) struct StoredFile {
-    pub(crate) file: File,
-    pub(crate) path: PathBuf,
-    /// Bytes written, without holes.
-    pub(crate) written: u64,
-}
-
-impl StoredFile {
-    /// Syncs the file and returns the bytes that it occupies on the medium.
-    pub(crate) fn sync(&self) -> Result<u64, FreezeError> {
-        let result = self.file.sync_all().and_then(|()| self.file.metadata());
-        match result {
-            Ok(metadata) => Ok(metadata.blocks() * 512),
-            Err(error) if is_full(&error) => {
-                Err(no_space(&self.file, self.path.clone(), self.written))
-            }
-            Err(source) => Err(FreezeError::Io { path: self.path.clone(), action: "sync", source }),
-        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Writing a snapshot to a staging directory and publishing it in one step.
+//! The staging directory of a snapshot, which is published in one step.
 //!
 //! A staging directory is in the same parent directory as the destination, has a name that only
 //! this module uses, and is locked (flock) while its owner runs. A staging directory without a lock
@@ -8,6 +8,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
@@ -97,13 +98,8 @@ impl Staging {
         Err(FreezeError::Contended { path: destination })
     }
 
-    /// The destination.
-    pub(crate) fn destination(&self) -> &Path {
-        &self.destination
-    }
-
     /// The path that file `name` will have, for errors.
-    pub(crate) fn path_of(&self, name: &str) -> PathBuf {
+    fn path_of(&self, name: &str) -> PathBuf {
         self.destination.join(name)
     }
 
@@ -113,6 +109,26 @@ impl Staging {
         let fd = openat(&self.dir, name, flags, Mode::RUSR | Mode::WUSR)
             .map_err(|errno| io_error(&self.path_of(name), "create", errno.into()))?;
         Ok(fd.into())
+    }
+
+    /// Removes file `name`.
+    pub(crate) fn remove_file(&self, name: &str) -> Result<(), FreezeError> {
+        unlinkat(&self.dir, name, AtFlags::empty())
+            .map_err(|errno| io_error(&self.path_of(name), "remove", errno.into()))
+    }
+
+    /// The length in bytes of `file`, which has the name `name`.
+    pub(crate) fn len_of(&self, file: &File, name: &str) -> Result<u64, FreezeError> {
+        let metadata = file.metadata();
+        Ok(metadata.map_err(|source| io_error(&self.path_of(name), "look at", source))?.len())
+    }
+
+    /// Syncs `file`, which has the name `name`, and returns the bytes that it occupies on the
+    /// medium.
+    pub(crate) fn sync(&self, file: &File, name: &str) -> Result<u64, FreezeError> {
+        let metadata = file.sync_all().and_then(|()| file.metadata());
+        let metadata = metadata.map_err(|source| io_error(&self.path_of(name), "sync", source))?;
+        Ok(metadata.blocks() * 512)
     }
 
     /// Protects file `name` with fs-verity, if it is one that is to be protected and the file
@@ -133,8 +149,12 @@ impl Staging {
     }
 
     /// Publishes the directory, whose files are synced, at the destination, and removes the
-    /// previous snapshot.
+    /// previous snapshot. What is not a snapshot is not published: no freeze would replace it.
     pub(crate) fn publish(mut self) -> Result<(), FreezeError> {
+        check_is_snapshot(&self.dir, &self.destination).map_err(|error| match error {
+            FreezeError::NotASnapshot { reason, .. } => FreezeError::Report { reason },
+            error => error,
+        })?;
         let sync = |fd: &OwnedFd, path: &Path| {
             fsync(fd).map_err(|errno| io_error(path, "sync", errno.into()))
         };

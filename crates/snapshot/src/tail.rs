@@ -24,7 +24,7 @@ const RUN_LEN: u64 = 16;
 pub(crate) const MAX_RUNS: u64 = 1 << 20;
 
 /// The header of a tail.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct TailHeader {
     pub(crate) container_len: u64,
     /// Ranges of the writable disk whose bytes follow, ascending.

@@ -1,220 +1,225 @@
-//! Writing a snapshot: image, overlay, seal.
+//! The machine's side of a freeze: writing image, disk and everything else through descriptors.
 
-use std::path::Path;
+use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use firn_base::PageRange;
+use firn_base::{PageRange, nanoseconds, ns_since};
+use firn_pool::ExtentGrant;
 
 use crate::container::Header;
 use crate::disk::{DiskSource, ScanError, scan};
+use crate::extent::ExtentPlan;
 use crate::files::{CONTAINER_FILE, IMAGE_FILE, OVERLAY_FILE};
+use crate::freeze::{Begun, FreezeReport, Seal, Target};
 use crate::freeze_error::FreezeError;
 use crate::image::{ImageWork, PageSource, WrittenImage, is_zero, write_image, write_nonzero};
-use crate::manifest::{Description, DiskIdentity, ImageInfo, ImageKind, Manifest};
+use crate::in_pool::GrantedExtent;
+use crate::manifest::{Description, DiskIdentity, ImageKind, Manifest, ProtectedFile};
 use crate::profile::Profile;
 use crate::section::{NO_PROFILE_VERSION, PROFILE_VERSION, Section};
-use crate::sparse_file::{SparseFile, StoredFile};
-use crate::staging::Staging;
+use crate::sparse_file::SparseFile;
 
-/// Writes one snapshot to a staging directory and publishes it in one step.
-///
-/// [`Writer::create`], [`Writer::write_image`], [`Writer::write_overlay`] if the microVM has a
-/// writable disk, and [`Writer::seal`]. The destination does not change before the seal; if the
-/// writer is dropped or its process is killed, the previous snapshot remains. A dropped writer
-/// removes its files. The next [`Writer::create`] for the same parent directory removes the files
-/// of a killed one.
-#[derive(Debug)]
-pub struct Writer {
-    staging: Staging,
-    image: Option<(WrittenImage, StoredFile)>,
-    overlay: Option<(DiskIdentity, StoredFile)>,
-    reported: Vec<PageRange>,
-    image_time: Duration,
-    overlay_time: Duration,
+/// What a snapshot contains besides guest memory and the writable disk.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    /// The monitor's description of the microVM.
+    pub description: Description,
+    /// Version of the machine state.
+    pub state_version: u32,
+    /// The machine state, opaque to this crate.
+    pub state: Vec<u8>,
+    /// Image pages that the guest had reported free and not touched since, ascending. They become
+    /// part of the profile of a snapshot in a directory.
+    pub reported: Vec<PageRange>,
 }
 
-/// What a freeze wrote and the time of each part.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SealReport {
-    /// Pages that the image stores.
-    pub stored_pages: u64,
-    /// Pages of guest memory that are zero.
-    pub zero_pages: u64,
-    /// Bytes written to all files.
-    pub bytes_written: u64,
-    /// Bytes that all files occupy on the medium.
-    pub disk_bytes: u64,
-    /// Time to read, digest and write guest memory.
-    pub image: Duration,
-    /// Time to read, digest and write the writable disk.
-    pub overlay: Duration,
-    /// Time to write `snapshot.firn` and to make all files durable.
-    pub sync: Duration,
-    /// Time to protect files with fs-verity, or to find out that their file system has none.
-    pub protect: Duration,
-    /// The files that fs-verity protects.
-    pub protected: Vec<String>,
-    /// Time to publish the snapshot and to remove the previous one.
-    pub publish: Duration,
-    /// The parts of `image`, of all threads.
-    pub work: ImageWork,
+/// A freeze between its two steps.
+#[derive(Debug)]
+pub struct Writer {
+    machine: Machine,
+    begun: Parts,
+    report: FreezeReport,
+}
+
+#[derive(Debug)]
+enum Parts {
+    Files { image: WrittenImage, overlay: Option<DiskIdentity> },
+    Extent(ExtentPlan),
 }
 
 impl Writer {
-    /// Begins a snapshot that will be at `destination`. Its parent directory must exist.
+    /// Takes the first step. For [`Target::Files`] it reads guest memory once, chunk by chunk, and
+    /// finds zero pages and digests in the same pass, with a thread for each processor; blocks of
+    /// the disk that are all zero become holes. For [`Target::Extent`] it only reads the disk.
+    ///
+    /// It uses memory for the digests: 1/512 of guest memory.
     ///
     /// # Errors
-    /// [`FreezeError::NotASnapshot`] when the destination exists and is not a snapshot, other
-    /// variants when no staging directory can be created.
-    pub fn create(destination: impl AsRef<Path>) -> Result<Self, FreezeError> {
-        Ok(Self {
-            staging: Staging::create(destination.as_ref())?,
-            image: None,
-            overlay: None,
-            reported: Vec::new(),
-            image_time: Duration::ZERO,
-            overlay_time: Duration::ZERO,
-        })
+    /// [`FreezeError`] when guest memory or disk cannot be read, or a file cannot be written.
+    pub fn begin(
+        machine: Machine,
+        memory: &dyn PageSource,
+        disk: Option<&mut dyn DiskSource>,
+        target: Target,
+        files: Vec<OwnedFd>,
+    ) -> Result<(Self, Begun), FreezeError> {
+        let mut report = FreezeReport::default();
+        let (begun, answer) = match target {
+            Target::Files { dense } => {
+                let [image, overlay] = exactly(files)?;
+                let kind = if dense { ImageKind::Dense } else { ImageKind::Sparse };
+                let image = store_image(image, memory, kind, &mut report)?;
+                let overlay = disk.map(|disk| store_overlay(overlay, disk, &mut report));
+                let overlay = overlay.transpose()?;
+                let answer = Begun::Files { overlay: overlay.is_some() };
+                (Parts::Files { image, overlay }, answer)
+            }
+            Target::Extent => {
+                let [] = exactly(files)?;
+                let begin = Instant::now();
+                let plan = ExtentPlan::new(&machine, memory.layout(), disk)?;
+                report.overlay_ns = ns_since(begin);
+                let answer = Begun::Extent {
+                    guest_bytes: plan.guest_bytes(),
+                    tail_bytes: plan.tail_bytes(),
+                };
+                (Parts::Extent(plan), answer)
+            }
+        };
+        Ok((Self { machine, begun, report }, answer))
     }
 
-    /// Writes the image: reads guest memory once, chunk by chunk, and finds zero pages and digests
-    /// in the same pass, with a thread for each processor.
-    ///
-    /// It uses memory for the digests: 1/512 of guest memory. Call it once.
-    ///
-    /// # Errors
-    /// [`FreezeError`] when guest memory cannot be read or the file cannot be written.
-    pub fn write_image(
-        &mut self,
-        source: &dyn PageSource,
-        kind: ImageKind,
-    ) -> Result<ImageInfo, FreezeError> {
-        let start = Instant::now();
-        let out = self.create_file(IMAGE_FILE, source.layout().total_bytes())?;
-        let image = write_image(&out, source, kind)?;
-        let info = image.info;
-        self.image = Some((image, out.finish()?));
-        self.image_time = start.elapsed();
-        Ok(info)
-    }
-
-    /// Writes the writable disk's content. Blocks of 4 KiB that are all zero become holes. Call it
-    /// once.
-    ///
-    /// # Errors
-    /// [`FreezeError`] when the disk cannot be read or the file cannot be written.
-    pub fn write_overlay(
-        &mut self,
-        source: &mut dyn DiskSource,
-    ) -> Result<DiskIdentity, FreezeError> {
-        let start = Instant::now();
-        let len = source.size().map_err(|source| FreezeError::Overlay { source })?;
-        let out = self.create_file(OVERLAY_FILE, len)?;
-        let identity = scan(source, |offset, bytes| {
-            write_nonzero(offset, bytes, |_, page| is_zero(page), |at, bytes| out.write(at, bytes))
-                .map_err(ScanError::Write)
-        })
-        .map_err(FreezeError::from)?;
-        self.overlay = Some((identity, out.finish()?));
-        self.overlay_time = start.elapsed();
-        Ok(identity)
-    }
-
-    /// Sets the image pages that the guest had reported free and not touched since, ascending. They
-    /// become part of a profile.
-    pub fn set_reported(&mut self, reported: Vec<PageRange>) {
-        self.reported = reported;
-    }
-
-    /// Writes `snapshot.firn`, makes every file durable, and publishes the snapshot in one step. An
-    /// existing snapshot is replaced and removed; processes that have it open keep it.
+    /// Takes the second step: writes `snapshot.firn`, or the whole extent, whose guest memory and
+    /// disk are read now and must not have changed.
     ///
     /// # Errors
-    /// [`FreezeError`]; the destination is unchanged, unless the error is that its parent directory
-    /// could not be synced.
+    /// [`FreezeError`] when guest memory or disk cannot be read, or the file or the extent cannot
+    /// be written.
     pub fn seal(
-        mut self,
-        description: Description,
-        machine_state_version: u32,
-        machine_state: &[u8],
-    ) -> Result<SealReport, FreezeError> {
-        let start = Instant::now();
-        let Some((image, image_file)) = self.image.take() else { return Err(FreezeError::NoImage) };
-        let (overlay, overlay_file) = self.overlay.take().unzip();
-        let WrittenImage { layout, info, zero_map, digests, work } = image;
-        let zero_pages = zero_map.count();
-        let mut profile = (NO_PROFILE_VERSION, Vec::new());
-        if !self.reported.is_empty() {
-            let reported = Some(std::mem::take(&mut self.reported));
-            let of = Profile { reported, ..Profile::of(description.id) };
-            profile = (
-                PROFILE_VERSION,
-                postcard::to_stdvec(&of).map_err(|source| FreezeError::Encode { source })?,
-            );
+        self,
+        memory: &dyn PageSource,
+        disk: Option<&mut dyn DiskSource>,
+        seal: Seal,
+        files: Vec<OwnedFd>,
+    ) -> Result<FreezeReport, FreezeError> {
+        let Self { machine, begun, mut report } = self;
+        match (begun, seal) {
+            (Parts::Files { image, overlay }, Seal::Container { protected }) => {
+                let [file] = exactly(files)?;
+                let begin = Instant::now();
+                let written = store_container(file, machine, image, overlay, protected)?;
+                report.bytes_written += written;
+                report.sync_ns = ns_since(begin);
+            }
+            (Parts::Extent(plan), Seal::Extent(facts)) => {
+                let [medium, connection] = exactly(files)?;
+                let begin = Instant::now();
+                let mut extent = GrantedExtent::map(ExtentGrant::from_parts(facts, medium))?;
+                extent.check_sizes(plan.guest_bytes(), plan.tail_bytes())?;
+                let mapping = ns_since(begin);
+                plan.write(&machine, memory, disk, &mut extent, &mut report)?;
+                report.image_ns += mapping;
+                let begin = Instant::now();
+                // The manager may free the extent from here on.
+                drop((extent, connection));
+                report.sync_ns += ns_since(begin);
+            }
+            (Parts::Files { .. }, Seal::Extent(_)) => {
+                return Err(FreezeError::Steps { begun: "files", sealed: "an extent" });
+            }
+            (Parts::Extent(_), Seal::Container { .. }) => {
+                return Err(FreezeError::Steps { begun: "an extent", sealed: "files" });
+            }
         }
-        let (mut bytes_written, mut disk_bytes, mut protect) = (0, 0, Duration::ZERO);
-        let mut protected = Vec::new();
-        for (name, file) in [(IMAGE_FILE, Some(image_file)), (OVERLAY_FILE, overlay_file)] {
-            let Some(file) = file else { continue };
-            bytes_written += file.written;
-            disk_bytes += file.sync()?;
-            // The kernel protects no file that is open for writing.
-            drop(file);
-            let begin = Instant::now();
-            protected.extend(self.staging.protect(name)?);
-            protect += begin.elapsed();
-        }
-        let protected_names = protected.iter().map(|file| file.name.clone()).collect();
-        let manifest = Manifest { description, layout, image: info, overlay, protected };
-        let (version, manifest) = manifest.encode()?;
-        let container_file = self.write_container(&[
-            (Section::Manifest, version, &manifest),
-            (Section::MachineState, machine_state_version, machine_state),
-            (Section::ZeroMap, version, &zero_map.to_bytes()),
-            (Section::Profile, profile.0, &profile.1),
-            (Section::Digests, version, &digests),
-        ])?;
-        bytes_written += container_file.written;
-        disk_bytes += container_file.sync()?;
-        let sync = start.elapsed() - protect;
-        self.staging.publish()?;
-        Ok(SealReport {
-            stored_pages: info.stored_pages,
-            zero_pages,
-            bytes_written,
-            disk_bytes,
-            image: self.image_time,
-            overlay: self.overlay_time,
-            sync,
-            protect,
-            protected: protected_names,
-            publish: start.elapsed() - sync - protect,
-            work,
-        })
+        Ok(report)
     }
+}
 
-    /// The destination, with links resolved.
-    #[must_use]
-    pub fn destination(&self) -> &Path {
-        self.staging.destination()
+/// The descriptors of a step.
+fn exactly<const N: usize>(files: Vec<OwnedFd>) -> Result<[OwnedFd; N], FreezeError> {
+    let actual = files.len();
+    files.try_into().map_err(|_| FreezeError::Descriptors { expected: N, actual })
+}
+
+fn store_image(
+    file: OwnedFd,
+    memory: &dyn PageSource,
+    kind: ImageKind,
+    report: &mut FreezeReport,
+) -> Result<WrittenImage, FreezeError> {
+    let begin = Instant::now();
+    let out = SparseFile::new(File::from(file), IMAGE_FILE, memory.layout().total_bytes())?;
+    let image = write_image(&out, memory, kind)?;
+    let written = out.finish()?;
+    report.add_image(&image, begin.elapsed(), written);
+    Ok(image)
+}
+
+fn store_overlay(
+    file: OwnedFd,
+    disk: &mut dyn DiskSource,
+    report: &mut FreezeReport,
+) -> Result<DiskIdentity, FreezeError> {
+    let begin = Instant::now();
+    let len = disk.size().map_err(|source| FreezeError::Overlay { source })?;
+    let out = SparseFile::new(File::from(file), OVERLAY_FILE, len)?;
+    let identity = scan(disk, |offset, bytes| {
+        write_nonzero(offset, bytes, |_, page| is_zero(page), |at, bytes| out.write(at, bytes))
+            .map_err(ScanError::Write)
+    })
+    .map_err(FreezeError::from)?;
+    report.bytes_written += out.finish()?;
+    report.overlay_ns = ns_since(begin);
+    Ok(identity)
+}
+
+/// Writes header and sections, in the order of the section table. The output is deterministic.
+fn store_container(
+    file: OwnedFd,
+    machine: Machine,
+    image: WrittenImage,
+    overlay: Option<DiskIdentity>,
+    protected: Vec<ProtectedFile>,
+) -> Result<u64, FreezeError> {
+    let Machine { description, state_version, state, reported } = machine;
+    let WrittenImage { layout, info, zero_map, digests, .. } = image;
+    let mut profile = (NO_PROFILE_VERSION, Vec::new());
+    if !reported.is_empty() {
+        let of = Profile { reported: Some(reported), ..Profile::of(description.id) };
+        let bytes = postcard::to_stdvec(&of).map_err(|source| FreezeError::Encode { source })?;
+        profile = (PROFILE_VERSION, bytes);
     }
-
-    fn create_file(&self, name: &str, len: u64) -> Result<SparseFile, FreezeError> {
-        SparseFile::new(self.staging.create_file(name)?, self.staging.path_of(name), len)
+    let manifest = Manifest { description, layout, image: info, overlay, protected };
+    let (version, manifest) = manifest.encode()?;
+    let sections: [(Section, u32, &[u8]); Section::TABLE.len()] = [
+        (Section::Manifest, version, &manifest),
+        (Section::MachineState, state_version, &state),
+        (Section::ZeroMap, version, &zero_map.to_bytes()),
+        (Section::Profile, profile.0, &profile.1),
+        (Section::Digests, version, &digests),
+    ];
+    let header = Header::of(&sections)?;
+    let out = SparseFile::new(File::from(file), CONTAINER_FILE, header.file_len())?;
+    out.write(0, &header.encode())?;
+    for (section, _, bytes) in sections {
+        out.write(header.range(section).start, bytes)?;
     }
+    out.begin_writeback(0, header.file_len());
+    out.finish()
+}
 
-    /// Writes header and sections, in the order of the section table. The output is deterministic.
-    fn write_container(
-        &self,
-        sections: &[(Section, u32, &[u8]); Section::TABLE.len()],
-    ) -> Result<StoredFile, FreezeError> {
-        let header = Header::of(sections)?;
-        let out = self.create_file(CONTAINER_FILE, header.file_len())?;
-        out.write(0, &header.encode())?;
-        for &(section, _, bytes) in sections {
-            out.write(header.range(section).start, bytes)?;
-        }
-        out.begin_writeback(0, header.file_len());
-        out.finish()
+impl FreezeReport {
+    /// Adds an image that took `time` and of which `written` bytes were written.
+    pub(crate) fn add_image(&mut self, image: &WrittenImage, time: Duration, written: u64) {
+        let ImageWork { read, digest, write, zero_pages_written } = image.work;
+        self.image_ns = nanoseconds(time);
+        self.read_ns = nanoseconds(read);
+        self.digest_ns = nanoseconds(digest);
+        self.write_ns = nanoseconds(write);
+        self.stored_pages = image.info.stored_pages;
+        self.zero_pages = image.zero_map.count();
+        self.zero_pages_written = zero_pages_written;
+        self.bytes_written += written;
     }
 }

@@ -43,10 +43,10 @@ pub use kvm::{
     Virtualization, VmError, open as open_kvm, tsc_khz,
 };
 pub use microvm::{
-    Argument, AssembleError, BootError, Destination, DiskError, End, FreezeError, FreezeReport,
-    FreezeRequest, FrozenMachine, GenerationError, GoneError, Handle, IncompatibleError, Microvm,
-    PrepareError, ReleaseError, RenewError, RestoreError, RestoreReport, RunError, Shape, Standby,
-    StandbyError, UserRegisters, WireError, WrittenError, open_root_disk,
+    Argument, AssembleError, BootError, DiskError, End, FreezeError, FrozenMachine,
+    GenerationError, GoneError, Handle, IncompatibleError, Microvm, PrepareError, ReleaseError,
+    RenewError, RestoreError, RestoreReport, RunError, Shape, Standby, StandbyError, UserRegisters,
+    WireError, WrittenError, open_root_disk,
 };
 pub use open_file::{OpenFile, OpenFileError};
 pub use state::DecodeStateError;

@@ -7,7 +7,8 @@ use tempfile::TempDir;
 use thiserror::Error;
 
 use firn_memory::Leaf;
-use firn_vmm::{Destination, KVM_DEVICE};
+use firn_snapshot::Destination;
+use firn_vmm::KVM_DEVICE;
 
 use super::FloorAccess;
 use super::compare::{CompareError, FloorComparison, FloorResults};

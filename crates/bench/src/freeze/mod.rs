@@ -18,8 +18,8 @@ use firn_memory::planners::{ParsePlannerError, parse};
 use firn_pool::{ClientError, MediumKind};
 use firn_run::player::replay;
 use firn_run::{Clock, ReplaySpec, Source, StartError};
-use firn_snapshot::Verify;
-use firn_vmm::{Destination, FreezeError, FreezeReport, FreezeRequest, KVM_DEVICE};
+use firn_snapshot::{Destination, FreezeReport, FreezeRequest, NotFrozenError, Verify};
+use firn_vmm::{FreezeError, KVM_DEVICE};
 use thiserror::Error;
 
 pub use fio::FioError;
@@ -92,7 +92,7 @@ pub enum RunFreezeError {
         /// `directory` or `pool`.
         destination: &'static str,
         /// The reason.
-        source: FreezeError,
+        source: Box<NotFrozenError<FreezeError>>,
     },
     /// The thaw of a frozen snapshot failed, or found a wrong page.
     #[error("the thaw after freeze {run} into the {destination} failed")]
@@ -228,10 +228,13 @@ impl FreezeConfig {
             function: Some(function),
         };
         let begin = Instant::now();
-        let report = microvm.freeze(request);
+        let report = firn_snapshot::freeze(&mut microvm, request);
         let total_ns = nanoseconds(begin.elapsed());
-        let report =
-            report.map_err(|source| RunFreezeError::Freeze { run, destination, source })?;
+        let report = report.map_err(|source| RunFreezeError::Freeze {
+            run,
+            destination,
+            source: source.into(),
+        })?;
         drop(microvm);
         let beside = subject.beside.as_deref().filter(|_| self.reference);
         let fio_ns = beside.map(|folder| fio::write(folder, report.bytes_written)).transpose()?;

@@ -5,11 +5,11 @@ use std::path::Path;
 use firn_base::PAGE_SIZE;
 use firn_memory::{AnonymousError, DiscardError, GuestMemory};
 use firn_player::format::{OWN, PROGRAM};
-use firn_snapshot::{AttachError, FunctionInfo, OpenError, Profile, Snapshot, set_profile};
-use firn_vmm::{
-    Destination, FreezeError, FreezeReport, FreezeRequest, Microvm, OpenKvm, OpenKvmError,
-    PrepareError, UserRegisters,
+use firn_snapshot::{
+    AttachError, Destination, FreezeReport, FreezeRequest, FunctionInfo, NotFrozenError, OpenError,
+    Profile, Snapshot, set_profile,
 };
+use firn_vmm::{FreezeError, Microvm, OpenKvm, OpenKvmError, PrepareError, UserRegisters};
 use thiserror::Error;
 
 use super::inputs::PlayerInputs;
@@ -36,7 +36,7 @@ pub enum FreezePlayerError {
     Discard(#[from] DiscardError),
     /// The snapshot cannot be written.
     #[error(transparent)]
-    Freeze(#[from] FreezeError),
+    Freeze(#[from] NotFrozenError<FreezeError>),
     /// The written snapshot cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -64,7 +64,8 @@ pub fn freeze(
         Destination::Directory(path) => Some(path.clone()),
         Destination::Pool { .. } => None,
     };
-    let report = microvm.freeze(FreezeRequest { destination, dense, function: Some(function) })?;
+    let request = FreezeRequest { destination, dense, function: Some(function) };
+    let report = firn_snapshot::freeze(&mut microvm, request)?;
     if let (Some(path), Some(free)) = (path, inputs.free()) {
         let snapshot = Snapshot::open(&path)?;
         let profile = snapshot.profile_or_empty()?;

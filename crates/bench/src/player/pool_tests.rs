@@ -8,8 +8,8 @@ use firn_memory::planners::parse;
 use firn_pool::{Client, CreateOptions, Huge, ImagedBy, MappedMedium, MemfdOptions, Pool, Server};
 use firn_run::player::replay;
 use firn_run::{Clock, ReplaySpec, Source, StartError, StartReport};
-use firn_snapshot::{NoCopy, PageSet, Verify, open_pooled, open_replica};
-use firn_vmm::{Destination, KVM_DEVICE};
+use firn_snapshot::{Destination, NoCopy, PageSet, Verify, open_pooled, open_replica};
+use firn_vmm::KVM_DEVICE;
 
 use super::{Leaves, PlayerInputs, PlayerOptions, freeze};
 use crate::traces::load;

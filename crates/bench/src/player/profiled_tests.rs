@@ -11,8 +11,8 @@ use firn_memory::trace::Access;
 use firn_player::format::PAGE;
 use firn_run::player::{record, replay};
 use firn_run::{Clock, ReplaySpec, Source, StartReport};
-use firn_snapshot::{PackedFile, PageSet, Profile, Snapshot, set_profile};
-use firn_vmm::{Destination, KVM_DEVICE};
+use firn_snapshot::{Destination, PackedFile, PageSet, Profile, Snapshot, set_profile};
+use firn_vmm::KVM_DEVICE;
 
 use super::{PlayerInputs, PlayerOptions, freeze};
 use crate::traces::{NamedTrace, load};

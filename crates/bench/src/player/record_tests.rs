@@ -11,8 +11,8 @@ use firn_memory::trace::{Access, Trace};
 use firn_player::format::PAGE;
 use firn_run::Source;
 use firn_run::player::{RecordRunError, record};
-use firn_snapshot::{CHUNK_PAGES, PageSet, Profile, Snapshot};
-use firn_vmm::{Destination, KVM_DEVICE, Virtualization};
+use firn_snapshot::{CHUNK_PAGES, Destination, PageSet, Profile, Snapshot};
+use firn_vmm::{KVM_DEVICE, Virtualization};
 
 use super::{PlayerInputs, PlayerOptions, freeze};
 use crate::traces::{NamedTrace, load};

@@ -18,8 +18,8 @@ use thiserror::Error;
 use firn_memory::HostFactsError;
 use firn_memory::planners::{ParsePlannerError, Store};
 use firn_pool::ClientError;
-use firn_snapshot::{AttachError, OpenError, OpenPooledError};
-use firn_vmm::{Destination, KVM_DEVICE};
+use firn_snapshot::{AttachError, Destination, OpenError, OpenPooledError};
+use firn_vmm::KVM_DEVICE;
 
 pub(crate) use frozen::Place;
 pub use frozen::{FrozenPlayer, PooledPlayer, Subject};

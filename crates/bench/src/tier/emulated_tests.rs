@@ -1,7 +1,8 @@
 use std::fs;
 
 use firn_run::ReplaySpec;
-use firn_vmm::{Destination, KVM_DEVICE, open_kvm};
+use firn_snapshot::Destination;
+use firn_vmm::{KVM_DEVICE, open_kvm};
 
 use super::*;
 use crate::cache::{Cache, SnapshotFiles};

@@ -52,7 +52,7 @@ struct Answer {
 }
 
 pub(crate) fn run(arguments: &FreezeArgs) -> anyhow::Result<ExitCode> {
-    // The monitor has a working directory of its own.
+    // For the reader of the output, whose working directory may be another.
     let absolute = |path: &Path| {
         std::path::absolute(path)
             .with_context(|| format!("cannot find the absolute path of {}", path.display()))

@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use firn_bench::player::{GapFactor, Leaves, PlayerInputs, PlayerOptions, Repeats, elf, freeze};
 use firn_bench::traces::{NamedTrace, load};
-use firn_vmm::{FreezeReport, KVM_DEVICE};
+use firn_snapshot::FreezeReport;
+use firn_vmm::KVM_DEVICE;
 
 use crate::output;
 use crate::pool_at;

@@ -20,8 +20,8 @@ use firn_run::{
     Invocation, InvokeSpec, OpenedFile, Origin, Outcome, OwnedInstance, ReplaySpec, SourceSpec,
     StartReport, StartSpec, ThawSpec, freeze,
 };
-use firn_snapshot::Verify;
-use firn_vmm::{Destination, KVM_DEVICE};
+use firn_snapshot::{Destination, Verify};
+use firn_vmm::KVM_DEVICE;
 
 use crate::assets::image_file;
 use crate::output;

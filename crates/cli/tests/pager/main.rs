@@ -21,7 +21,9 @@ use firn_base::PAGE_SIZE;
 use firn_memory::GuestMemory;
 use firn_memory::uffd::{Features, RegisterMode, Uffd};
 use firn_player::format::{REPORT_ADDRESS, register};
-use firn_snapshot::{Description, ImageKind, MemoryLayout, Snapshot, Writer};
+use firn_snapshot::{
+    Contents, Description, Destination, FreezeRequest, Machine, MemoryLayout, Snapshot, freeze,
+};
 use firn_vmm::{
     Console, End, FrozenMachine, HostConfig, KVM_DEVICE, Microvm, MmioDevice, MmioWindow, OpenKvm,
     open_kvm,
@@ -489,10 +491,15 @@ fn a_page_that_differs_from_the_freeze_ends_the_monitor_with_a_report() {
         memory.vm_memory().write_obj(word(page), GuestAddress(page * PAGE_SIZE)).unwrap();
     }
     let path = folder.path().join("snapshot");
-    let mut writer = Writer::create(&path).unwrap();
-    writer.write_image(&memory.pages().unwrap(), ImageKind::Sparse).unwrap();
-    let description = Description { vcpus: 1, ..Description::default() };
-    writer.seal(description, 1, &[]).unwrap();
+    let machine = Machine {
+        description: Description { vcpus: 1, ..Description::default() },
+        state_version: 1,
+        state: Vec::new(),
+        reported: Vec::new(),
+    };
+    let destination = Destination::Directory(path.clone());
+    let request = FreezeRequest { destination, dense: false, function: None };
+    freeze(&mut Contents::new(&memory.pages().unwrap(), machine), request).unwrap();
     let image = OpenOptions::new().write(true).open(path.join("memory.img")).unwrap();
     image.write_all_at(&[0xff], 700 * PAGE_SIZE + 4095).unwrap();
     let pager = Pager::start(folder, &["--snapshot", "snapshot", "--granule", "1"]);

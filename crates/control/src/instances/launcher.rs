@@ -14,8 +14,8 @@ use firn_run::{
     Origin, OwnedInstance, PoolManagerError, ReadyUse, ReplaySpec, RoleCredentials, Sockets,
     SourceSpec, StartReport, StartSpec, ThawSpec,
 };
-use firn_snapshot::Verify;
-use firn_vmm::{Destination, Shape};
+use firn_snapshot::{Destination, Verify};
+use firn_vmm::Shape;
 use tokio::time::timeout;
 
 use super::cpu::Cpus;

@@ -12,6 +12,7 @@ use firn_run::{
     AgentClient, Answer, ConnectError, Failed, FreezeInstanceError, FunctionError, Invocation,
     InvokeError, LambdaLoad, LoadError, PrepareFreezeError, PutError, RoleCredentials,
 };
+use firn_snapshot::NotFrozen;
 use firn_vmm::ControlError;
 
 use super::fleet::{AcquireError, Fleet, Lease, LeaseRequest, Reservation, Vm};
@@ -149,12 +150,15 @@ impl PublishFailure {
         }
     }
 
-    /// Whether the monitor did not write the snapshot.
+    /// Whether the snapshot could not be written or published, although its monitor runs.
     pub(crate) fn is_of_place(&self) -> bool {
-        let Self::Freeze(FreezeError::Freeze(FreezeInstanceError::Control(error))) = self else {
+        let Self::Freeze(FreezeError::Freeze(FreezeInstanceError::Freeze(error))) = self else {
             return false;
         };
-        matches!(error, ControlError::Refused(_))
+        matches!(
+            error.source,
+            NotFrozen::Supervisor(_) | NotFrozen::Machine(ControlError::Refused(_))
+        )
     }
 
     /// Whether another microVM would fail as well: by the function, its code or its image.

@@ -135,7 +135,8 @@ impl MediumFacts {
 }
 
 /// Access mode of an opened medium or of a descriptor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Access {
     /// Reading only.
     Read,

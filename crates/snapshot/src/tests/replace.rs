@@ -3,16 +3,22 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use super::support::{
-    Memory, description, destination, freeze_generation, names_in, open_generation,
+    Memory, description, destination, freeze_generation, freeze_to, machine, names_in,
+    open_generation,
 };
-use crate::{FreezeError, ImageKind, Snapshot, Writer, verify};
+use crate::staging::Staging;
+use crate::{
+    Begin, Begun, Contents, Destination, Freeze, FreezeError, FreezeReport, ImageKind, NotFrozen,
+    Seal, Snapshot, verify,
+};
 
 /// The destination of the child of [`a_killed_freeze_leaves_the_previous_snapshot_intact`].
 const CHILD_DESTINATION: &str = "FIRN_TEST_FREEZE_TO";
@@ -45,7 +51,7 @@ fn a_link_to_a_snapshot_stays_a_link() {
 fn a_destination_that_is_not_a_snapshot_is_not_changed() {
     let (dir, path) = destination();
     let refused = |what: &str| {
-        let error = Writer::create(&path).unwrap_err();
+        let error = Staging::create(&path).unwrap_err();
         assert!(matches!(error, FreezeError::NotASnapshot { .. }), "{what}: {error}");
         assert_eq!(names_in(dir.path()), ["snapshot"], "{what}");
     };
@@ -64,54 +70,65 @@ fn a_destination_that_is_not_a_snapshot_is_not_changed() {
     assert_eq!(open_generation(&path), 1);
 }
 
+/// A machine; something else happens between its two steps.
+struct Between<'a, F>(Contents<'a>, F);
+
+impl<F: FnMut()> Freeze for Between<'_, F> {
+    type Error = FreezeError;
+
+    fn write(&mut self, begin: Begin, files: Vec<OwnedFd>) -> Result<Begun, FreezeError> {
+        self.0.write(begin, files)
+    }
+
+    fn seal(&mut self, seal: Seal, files: Vec<OwnedFd>) -> Result<FreezeReport, FreezeError> {
+        self.1();
+        self.0.seal(seal, files)
+    }
+}
+
+fn freeze_one_page(path: &Path, between: impl FnMut()) -> Result<(), FreezeError> {
+    let memory = Memory::zeroed(1);
+    let contents = Contents::new(&memory, machine(description(), b""));
+    let destination = Destination::Directory(path.to_owned());
+    match freeze_to(&mut Between(contents, between), destination, ImageKind::Sparse) {
+        Err(NotFrozen::Supervisor(error) | NotFrozen::Machine(error)) => Err(error),
+        Ok(_) => Ok(()),
+    }
+}
+
 #[test]
 fn files_created_at_the_destination_during_a_freeze_are_not_changed() {
     let (dir, path) = destination();
-    let mut writer = Writer::create(&path).unwrap();
-    writer.write_image(&Memory::zeroed(1), ImageKind::Sparse).unwrap();
-    fs::create_dir(&path).unwrap();
-    fs::write(path.join("notes"), b"mine").unwrap();
-    let error = writer.seal(description(), 1, b"").unwrap_err();
+    let frozen = freeze_one_page(&path, || {
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("notes"), b"mine").unwrap();
+    });
+    let error = frozen.unwrap_err();
     assert!(matches!(error, FreezeError::NotASnapshot { .. }), "{error}");
     assert_eq!(names_in(&path), ["notes"]);
     assert_eq!(names_in(dir.path()), ["snapshot"]);
 
-    let mut writer = Writer::create(dir.path().join("other")).unwrap();
-    writer.write_image(&Memory::zeroed(1), ImageKind::Sparse).unwrap();
-    fs::write(dir.path().join("other"), b"mine").unwrap();
-    let error = writer.seal(description(), 1, b"").unwrap_err();
+    let other = dir.path().join("other");
+    let error = freeze_one_page(&other, || fs::write(&other, b"mine").unwrap()).unwrap_err();
     assert!(matches!(error, FreezeError::NotASnapshot { .. }), "{error}");
-    assert_eq!(fs::read(dir.path().join("other")).unwrap(), b"mine");
+    assert_eq!(fs::read(other).unwrap(), b"mine");
 }
 
 #[test]
 fn a_destination_without_name_or_parent_is_refused() {
     for path in ["/", "..", "/tmp/.."] {
-        let error = Writer::create(path).unwrap_err();
+        let error = Staging::create(path.as_ref()).unwrap_err();
         assert!(matches!(error, FreezeError::BadDestination { .. }), "{path}: {error}");
     }
     let (_dir, path) = destination();
-    let error = Writer::create(path.join("below")).unwrap_err();
+    let error = Staging::create(&path.join("below")).unwrap_err();
     assert!(matches!(error, FreezeError::Parent { .. }), "{error}");
-}
-
-#[test]
-fn a_dropped_writer_leaves_no_files() {
-    let (dir, path) = destination();
-    let mut writer = Writer::create(&path).unwrap();
-    writer.write_image(&Memory::zeroed(10), ImageKind::Dense).unwrap();
-    assert_eq!(names_in(dir.path()).len(), 1);
-    drop(writer);
-    assert!(names_in(dir.path()).is_empty());
 }
 
 #[test]
 fn a_freeze_does_not_remove_files_of_another_running_freeze() {
     let (dir, path) = destination();
-    let mut writer = Writer::create(&path).unwrap();
-    writer.write_image(&Memory::zeroed(10), ImageKind::Sparse).unwrap();
-    freeze_generation(&dir.path().join("other"), 1);
-    writer.seal(description(), 1, b"").unwrap();
+    freeze_one_page(&path, || freeze_generation(&dir.path().join("other"), 1)).unwrap();
     verify(&path, &mut |_, _| ()).unwrap();
     assert_eq!(names_in(dir.path()), ["other", "snapshot"]);
 }
@@ -159,7 +176,7 @@ fn a_killed_freeze_leaves_the_previous_snapshot_intact() {
         child.wait().unwrap();
         open_generation(&path);
         verify(&path, &mut |_, _| ()).unwrap();
-        drop(Writer::create(dir.path().join("other")).unwrap());
+        drop(Staging::create(&dir.path().join("other")).unwrap());
         assert_eq!(names_in(dir.path()), ["snapshot"], "round {round}");
     }
 }

@@ -4,15 +4,18 @@ use std::fs;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::Path;
 
 use firn_base::PAGE_SIZE;
 use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
 use proptest::test_runner::Config;
 
-use super::support::{Memory, description, destination, file_with, freeze, names_in};
+use super::support::{
+    Memory, description, destination, file_with, freeze, freeze_to, machine, names_in,
+};
 use crate::{
-    Chunk, Description, DigestError, DiskInfo, DiskSource, FreezeError, ImageKind, MemoryLayout,
-    MemoryRegion, PageSource, Snapshot, Writer, verify,
+    Chunk, Contents, Description, Destination, DigestError, DiskInfo, DiskSource, FreezeError,
+    ImageKind, MemoryLayout, MemoryRegion, NotFrozen, PageSource, Snapshot, verify,
 };
 
 #[test]
@@ -190,21 +193,27 @@ impl PageSource for Failing {
     }
 }
 
+/// Why a machine cannot be frozen.
+fn refusal(path: &Path, machine: &mut Contents<'_>) -> FreezeError {
+    let destination = Destination::Directory(path.to_owned());
+    match freeze_to(machine, destination, ImageKind::Sparse).unwrap_err() {
+        NotFrozen::Supervisor(error) | NotFrozen::Machine(error) => error,
+    }
+}
+
 #[test]
 fn a_failing_source_ends_the_freeze_and_leaves_no_files() {
     let (dir, path) = destination();
     for short in [false, true] {
         let layout = MemoryLayout::for_size(4 << 20).unwrap();
-        let mut writer = Writer::create(&path).unwrap();
-        let error = writer.write_image(&Failing { layout, short }, ImageKind::Sparse);
-        match error.unwrap_err() {
+        let memory = Failing { layout, short };
+        match refusal(&path, &mut Contents::new(&memory, machine(description(), b""))) {
             FreezeError::Memory { image_offset, .. } if !short => assert_eq!(image_offset, 2 << 20),
             FreezeError::ChunkLength { image_offset, expected, actual } if short => {
                 assert_eq!((image_offset, expected, actual), (2 << 20, 2 << 20, (2 << 20) - 1));
             }
             error => panic!("{error}"),
         }
-        drop(writer);
         assert!(names_in(dir.path()).is_empty());
     }
 }
@@ -230,22 +239,20 @@ impl DiskSource for BrokenDisk {
 fn invalid_contents_are_refused() {
     let (dir, path) = destination();
     let memory = Memory::zeroed(1);
-    let mut writer = Writer::create(&path).unwrap();
-    assert!(matches!(writer.write_overlay(&mut BrokenDisk), Err(FreezeError::Overlay { .. })));
-    assert!(matches!(writer.seal(description(), 1, b""), Err(FreezeError::NoImage)));
+    let with = |machine| Contents::new(&memory, machine);
+    let mut disk = BrokenDisk;
+    let error = refusal(&path, &mut with(machine(description(), b"")).with_disk(&mut disk));
+    assert!(matches!(error, FreezeError::Overlay { .. }), "{error}");
 
-    let mut writer = Writer::create(&path).unwrap();
-    writer.write_image(&memory, ImageKind::Sparse).unwrap();
     let huge = vec![0; (64 << 20) + 1];
-    assert!(matches!(writer.seal(description(), 1, &huge), Err(FreezeError::TooLarge { .. })));
+    let error = refusal(&path, &mut with(machine(description(), &huge)));
+    assert!(matches!(error, FreezeError::TooLarge { .. }), "{error}");
 
-    let mut writer = Writer::create(&path).unwrap();
-    writer.write_image(&memory, ImageKind::Sparse).unwrap();
     let mut disk = DiskInfo::new("root", std::env::current_exe().unwrap()).unwrap();
     disk.path = std::ffi::OsString::from_encoded(b"/\xff").into();
     let description = Description { disks: vec![disk], ..description() };
-    let error = writer.seal(description, 1, b"").unwrap_err();
-    assert!(matches!(error, FreezeError::PathNotUtf8 { .. }));
+    let error = refusal(&path, &mut with(machine(description, b"")));
+    assert!(matches!(error, FreezeError::PathNotUtf8 { .. }), "{error}");
     assert!(names_in(dir.path()).is_empty());
 }
 

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
 use crate::{
-    Chunk, CpuFeatures, CpuRequirement, CpuidRegister, Description, FunctionInfo, ImageKind,
-    MemoryLayout, PageSource, SealReport, Snapshot, Writer,
+    Chunk, Contents, CpuFeatures, CpuRequirement, CpuidRegister, Description, Destination, Freeze,
+    FreezeReport, FreezeRequest, FunctionInfo, ImageKind, Machine, MemoryLayout, NotFrozen,
+    PageSource, Snapshot,
 };
 
 /// Guest memory in a vector.
@@ -90,6 +91,22 @@ pub(crate) fn file_with(bytes: &[u8]) -> File {
     file
 }
 
+/// A machine of this description and state.
+pub(crate) fn machine(description: Description, state: &[u8]) -> Machine {
+    Machine { description, state_version: 3, state: state.to_vec(), reported: Vec::new() }
+}
+
+/// Freezes any machine.
+pub(crate) fn freeze_to<M: Freeze>(
+    machine: &mut M,
+    destination: Destination,
+    kind: ImageKind,
+) -> Result<FreezeReport, NotFrozen<M::Error>> {
+    let dense = kind == ImageKind::Dense;
+    let request = FreezeRequest { destination, dense, function: None };
+    crate::freeze(machine, request).map_err(|error| error.source)
+}
+
 /// Freezes `memory` and an optional `overlay`.
 pub(crate) fn freeze(
     path: &Path,
@@ -98,13 +115,14 @@ pub(crate) fn freeze(
     overlay: Option<&[u8]>,
     description: Description,
     machine_state: &[u8],
-) -> SealReport {
-    let mut writer = Writer::create(path).unwrap();
-    writer.write_image(memory, kind).unwrap();
-    if let Some(overlay) = overlay {
-        writer.write_overlay(&mut &file_with(overlay)).unwrap();
+) -> FreezeReport {
+    let file = overlay.map(file_with);
+    let mut disk = file.as_ref();
+    let mut contents = Contents::new(memory, machine(description, machine_state));
+    if let Some(disk) = &mut disk {
+        contents = contents.with_disk(disk);
     }
-    writer.seal(description, 3, machine_state).unwrap()
+    freeze_to(&mut contents, Destination::Directory(path.to_owned()), kind).unwrap()
 }
 
 /// Freezes a small snapshot. Every part contains its generation.

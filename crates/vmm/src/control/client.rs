@@ -1,12 +1,15 @@
 //! A client's side of the control socket.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use firn_base::num::u64_of;
+use firn_snapshot::{Begin, Begun, Freeze, FreezeReport, Seal};
 use thiserror::Error;
 
-use super::{MAX_LINE, Request, Response};
+use super::{MAX_LINE, Request, Response, wire};
 
 /// Why a request to a monitor failed.
 #[derive(Debug, Error)]
@@ -33,6 +36,9 @@ pub enum ControlError {
         /// Why it is invalid.
         source: serde_json::Error,
     },
+    /// The response is one to another request.
+    #[error("the response of the monitor on {0} does not belong to the request")]
+    Mismatch(PathBuf),
     /// The request failed in the monitor.
     #[error("{0}")]
     Refused(String),
@@ -70,12 +76,20 @@ impl ControlClient {
     /// # Errors
     /// See [`ControlError`]; an error of the monitor is [`ControlError::Refused`].
     pub fn request(&mut self, request: &Request) -> Result<Response, ControlError> {
-        let mut text =
-            serde_json::to_vec(request).map_err(|source| self.invalid_response(source))?;
-        text.push(b'\n');
-        self.stream.get_mut().write_all(&text).map_err(|source| self.socket_error(source))?;
+        self.request_with(request, &[])
+    }
+
+    /// The same with descriptors. The kernel closes descriptors that come with the response,
+    /// because it is read without them.
+    fn request_with(
+        &mut self,
+        request: &Request,
+        descriptors: &[OwnedFd],
+    ) -> Result<Response, ControlError> {
+        wire::send(self.stream.get_ref(), request, descriptors)
+            .map_err(|source| self.socket_error(source))?;
         let mut line = Vec::new();
-        let read = self.stream.by_ref().take(MAX_LINE).read_until(b'\n', &mut line);
+        let read = self.stream.by_ref().take(u64_of(MAX_LINE)).read_until(b'\n', &mut line);
         read.map_err(|source| self.socket_error(source))?;
         if line.is_empty() {
             return Err(ControlError::Ended(self.path.clone()));
@@ -115,6 +129,25 @@ impl ControlClient {
                 ControlError::Ended(self.path.clone())
             }
             _ => ControlError::Socket { path: self.path.clone(), source },
+        }
+    }
+}
+
+/// The client is the supervisor of the freeze of another process's microVM.
+impl Freeze for ControlClient {
+    type Error = ControlError;
+
+    fn write(&mut self, begin: Begin, files: Vec<OwnedFd>) -> Result<Begun, ControlError> {
+        match self.request_with(&Request::Freeze(begin), &files)? {
+            Response::Begun { begun } => Ok(begun),
+            _ => Err(ControlError::Mismatch(self.path.clone())),
+        }
+    }
+
+    fn seal(&mut self, seal: Seal, files: Vec<OwnedFd>) -> Result<FreezeReport, ControlError> {
+        match self.request_with(&Request::Seal { seal }, &files)? {
+            Response::Sealed(report) => Ok(*report),
+            _ => Err(ControlError::Mismatch(self.path.clone())),
         }
     }
 }

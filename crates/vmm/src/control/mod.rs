@@ -1,24 +1,25 @@
 //! The control socket, with which another process controls a microVM.
 //!
 //! It is a unix stream socket. A client writes one JSON object on each line, a [`Request`]; the
-//! monitor answers each with one line, a [`Response`], in order.
+//! monitor answers each with one line, a [`Response`], in order. The descriptors of a request are
+//! sent (`SCM_RIGHTS`) with its first byte, after the response to the request before.
 
 mod client;
 mod server;
+mod wire;
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use firn_snapshot::FunctionInfo;
+use firn_snapshot::{Begin, Begun, FreezeReport, Seal};
 
 use crate::kvm::KvmStats;
-use crate::microvm::{Destination, FreezeReport};
 
 pub use client::{ControlClient, ControlError};
 pub use server::{ControlServerError, serve_control};
 
 /// The longest request or response, bytes.
-pub(crate) const MAX_LINE: u64 = 1 << 20;
+pub(crate) const MAX_LINE: usize = 1 << 20;
 
 /// A request of a client.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -26,16 +27,16 @@ pub(crate) const MAX_LINE: u64 = 1 << 20;
 pub enum Request {
     /// Report costs and counters of the microVM.
     Status,
-    /// Pause, save and seal. The microVM stays paused until `resume` or `stop` on the same
+    /// The first step of a freeze: pause, save, and write the files that come with the request
+    /// ([`firn_snapshot::Target`]). The microVM stays paused until `resume` or `stop` on the same
     /// connection. If the client disconnects instead, the guest continues, with a new generation
     /// id.
-    Freeze {
-        /// The place of the snapshot.
-        destination: Destination,
-        /// Write zero pages too, instead of leaving holes.
-        dense: bool,
-        /// The function, as the snapshot's manifest describes it.
-        function: Option<FunctionInfo>,
+    Freeze(Begin),
+    /// The second step of a freeze, if the guest has not continued: write the file or the extent
+    /// that comes with the request ([`firn_snapshot::Seal`]).
+    Seal {
+        /// What is written.
+        seal: Seal,
     },
     /// Resume a paused guest.
     Resume {
@@ -70,7 +71,12 @@ pub enum Response {
     /// The answer to [`Request::Status`].
     Status(Box<Status>),
     /// The answer to [`Request::Freeze`].
-    Frozen(Box<FreezeReport>),
+    Begun {
+        /// What was written, or what is needed.
+        begun: Begun,
+    },
+    /// The answer to [`Request::Seal`].
+    Sealed(Box<FreezeReport>),
     /// The request failed.
     Error {
         /// The error, with its causes.

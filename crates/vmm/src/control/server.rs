@@ -1,14 +1,19 @@
 //! The monitor's side of the control socket.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::error::Error;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::mpsc::{Sender, channel};
 
 use firn_base::error_chain;
+use firn_snapshot::{Begin, Freeze, FreezeError, Seal};
 use thiserror::Error;
 use uuid::Uuid;
 
-use super::{MAX_LINE, Request, Response, Status};
-use crate::microvm::{FreezeRequest, GoneError, Handle, Microvm};
+use super::wire::{Lines, send};
+use super::{Request, Response, Status};
+use crate::microvm::{GoneError, Handle, Microvm};
 
 /// The thread of the control socket cannot be started.
 #[derive(Debug, Error)]
@@ -40,65 +45,117 @@ fn accept(listener: &UnixListener, handle: &Handle) {
 
 /// Serves one connection until it ends or breaks. A microVM that its client left paused is resumed.
 fn serve(stream: &UnixStream, handle: &Handle) {
-    let mut paused = false;
+    let mut session = Session { handle, paused: false, sealing: None };
     // An error means that the client disconnected.
-    let _ = answer_all(stream, handle, &mut paused);
-    if paused {
-        answer(Request::Resume { generation: Uuid::new_v4() }, handle);
+    let _ = session.answer_all(stream);
+    if session.paused {
+        session.answer(Request::Resume { generation: Uuid::new_v4() }, Vec::new());
     }
 }
 
-fn answer_all(stream: &UnixStream, handle: &Handle, paused: &mut bool) -> io::Result<()> {
-    let mut reader = BufReader::new(stream);
-    loop {
-        let mut line = Vec::new();
-        reader.by_ref().take(MAX_LINE).read_until(b'\n', &mut line)?;
-        if line.is_empty() {
-            return Ok(());
+/// The second step of a freeze, and where its response goes.
+type Sealing = (Seal, Vec<OwnedFd>, Sender<Response>);
+
+/// One connection.
+struct Session<'a> {
+    handle: &'a Handle,
+    paused: bool,
+    /// The microVM's thread, which has taken the first step of a freeze and waits for the second.
+    sealing: Option<Sender<Sealing>>,
+}
+
+impl Session<'_> {
+    fn answer_all(&mut self, stream: &UnixStream) -> io::Result<()> {
+        let mut lines = Lines::of(stream);
+        loop {
+            let (line, descriptors) = match lines.next() {
+                Ok(Some(line)) => line,
+                Ok(None) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    return send(stream, &not_a_request(&error), &[]);
+                }
+                Err(error) => return Err(error),
+            };
+            let response = match serde_json::from_slice(&line) {
+                Ok(request) => self.answer(request, descriptors),
+                Err(error) => not_a_request(&error),
+            };
+            send(stream, &response, &[])?;
         }
-        let response = match serde_json::from_slice(&line) {
-            Ok(request) => {
-                *paused = match request {
-                    Request::Freeze { .. } => true,
-                    Request::Resume { .. } | Request::Stop => false,
-                    Request::Status => *paused,
-                };
-                answer(request, handle)
-            }
-            Err(error) => Response::Error { message: format!("not a control request: {error}") },
-        };
-        let mut text = serde_json::to_vec(&response)?;
-        text.push(b'\n');
-        let mut writer = stream;
-        writer.write_all(&text)?;
     }
-}
 
-fn answer(request: Request, handle: &Handle) -> Response {
-    let answer = match request {
-        Request::Status => handle.call(status),
-        Request::Freeze { destination, dense, function } => handle.call(move |microvm| {
-            let request = FreezeRequest { destination, dense, function };
-            match microvm.freeze(request) {
-                Ok(report) => Response::Frozen(Box::new(report)),
-                Err(error) => error_response(&error),
+    fn answer(&mut self, request: Request, descriptors: Vec<OwnedFd>) -> Response {
+        let answer = match request {
+            Request::Freeze(begin) => self.freeze(begin, descriptors),
+            Request::Seal { seal } => self.seal(seal, descriptors),
+            _ if !descriptors.is_empty() => {
+                let message = "this request takes no descriptors".to_owned();
+                Ok(Response::Error { message })
             }
-        }),
-        Request::Resume { generation } => {
-            handle.call(move |microvm| match microvm.renew_generation(generation) {
-                Ok(()) => match microvm.resume() {
-                    Ok(()) => Response::Done,
+            Request::Status => self.handle().call(status),
+            Request::Resume { generation } => {
+                self.paused = false;
+                self.handle().call(move |microvm| match microvm.renew_generation(generation) {
+                    Ok(()) => match microvm.resume() {
+                        Ok(()) => Response::Done,
+                        Err(error) => error_response(&error),
+                    },
                     Err(error) => error_response(&error),
-                },
+                })
+            }
+            Request::Stop => {
+                self.paused = false;
+                self.handle().call(|microvm| {
+                    microvm.stop();
+                    Response::Done
+                })
+            }
+        };
+        answer.unwrap_or_else(|error: GoneError| error_response(&error))
+    }
+
+    /// The microVM, whose thread answers no request while it waits for the second step of a freeze.
+    fn handle(&mut self) -> &Handle {
+        self.sealing = None;
+        self.handle
+    }
+
+    /// Takes the first step of a freeze. Then the microVM's thread waits for the second one, or for
+    /// another request or the end of this connection: devices that served the guest between the
+    /// steps would change memory whose state is saved.
+    fn freeze(&mut self, begin: Begin, files: Vec<OwnedFd>) -> Result<Response, GoneError> {
+        self.paused = true;
+        let (answer, receiver) = channel();
+        let (sealing, seals) = channel::<Sealing>();
+        self.handle().post(move |microvm| {
+            let begun = match microvm.write(begin, files) {
+                Ok(begun) => Response::Begun { begun },
+                Err(error) => return drop(answer.send(error_response(&error))),
+            };
+            let _ = answer.send(begun);
+            let Ok((seal, files, answer)) = seals.recv() else { return };
+            let _ = answer.send(match microvm.seal(seal, files) {
+                Ok(report) => Response::Sealed(Box::new(report)),
                 Err(error) => error_response(&error),
-            })
+            });
+        })?;
+        self.sealing = Some(sealing);
+        receiver.recv().map_err(|_| GoneError)
+    }
+
+    /// Takes the second step. Without a first step, or when it failed, nothing waits for it.
+    fn seal(&mut self, seal: Seal, files: Vec<OwnedFd>) -> Result<Response, GoneError> {
+        let (answer, receiver) = channel();
+        let waiting = self.sealing.take();
+        match waiting.and_then(|waiting| waiting.send((seal, files, answer)).ok()) {
+            Some(()) => receiver.recv().map_err(|_| GoneError),
+            None => Ok(error_response(&FreezeError::NotBegun)),
         }
-        Request::Stop => handle.call(|microvm| {
-            microvm.stop();
-            Response::Done
-        }),
-    };
-    answer.unwrap_or_else(|error: GoneError| error_response(&error))
+    }
+}
+
+fn not_a_request(error: &dyn Error) -> Response {
+    Response::Error { message: format!("not a control request: {error}") }
 }
 
 fn status(microvm: &mut Microvm) -> Response {
@@ -118,6 +175,6 @@ fn status(microvm: &mut Microvm) -> Response {
     }
 }
 
-fn error_response(error: &dyn std::error::Error) -> Response {
+fn error_response(error: &dyn Error) -> Response {
     Response::Error { message: error_chain(error) }
 }

@@ -1,20 +1,32 @@
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 
+use firn_snapshot::{Begin, Begun, Freeze, FunctionInfo, Seal, Target};
+
 use super::{ControlClient, ControlError, Request, Response};
-use crate::microvm::Destination;
 
 #[test]
 fn each_request_is_one_json_object() {
-    let freeze = Request::Freeze {
-        destination: Destination::Directory("/a/b".into()),
-        dense: true,
-        function: None,
-    };
-    let text = serde_json::to_string(&freeze).unwrap();
-    let expected =
-        r#"{"request":"freeze","destination":{"directory":"/a/b"},"dense":true,"function":null}"#;
-    assert_eq!(text, expected);
+    let function = FunctionInfo { name: "hello".into(), handler: "a.b".into() };
+    let cases = [
+        (
+            Request::Freeze(Begin { target: Target::Files { dense: true }, function: None }),
+            r#"{"request":"freeze","target":{"files":{"dense":true}},"function":null}"#,
+        ),
+        (
+            Request::Freeze(Begin { target: Target::Extent, function: Some(function) }),
+            r#"{"request":"freeze","target":"extent","function":{"name":"hello","handler":"a.b"}}"#,
+        ),
+        (
+            Request::Seal { seal: Seal::Container { protected: Vec::new() } },
+            r#"{"request":"seal","seal":{"container":{"protected":[]}}}"#,
+        ),
+    ];
+    for (request, expected) in cases {
+        assert_eq!(serde_json::to_string(&request).unwrap(), expected);
+        let read: Request = serde_json::from_str(expected).unwrap();
+        assert_eq!(serde_json::to_string(&read).unwrap(), expected);
+    }
     assert!(serde_json::from_str::<Request>(r#"{"request":"melt"}"#).is_err());
 }
 
@@ -85,4 +97,49 @@ fn stopping_succeeds_if_the_microvm_ends_before_it_responds() {
     let error = ControlClient::connect(&path).unwrap().stop().unwrap_err();
     assert!(matches!(error, ControlError::Refused(_)), "{error:?}");
     server.join().unwrap();
+}
+
+#[test]
+fn a_response_to_another_request_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let begin = || Begin { target: Target::Extent, function: None };
+    let mismatch = |answer: &'static [u8], name: &str, seal: bool| {
+        let path = dir.path().join(name);
+        let server = serve_once(&path, answer);
+        let mut client = ControlClient::connect(&path).unwrap();
+        let error = if seal {
+            client.seal(Seal::Container { protected: Vec::new() }, Vec::new()).unwrap_err()
+        } else {
+            client.write(begin(), Vec::new()).unwrap_err()
+        };
+        assert!(matches!(error, ControlError::Mismatch(_)), "{error:?}");
+        server.join().unwrap();
+    };
+    mismatch(b"{\"response\":\"done\"}\n", "write", false);
+    let begun = br#"{"response":"begun","begun":{"files":{"overlay":true}}}
+"#;
+    mismatch(begun, "seal", true);
+    let path = dir.path().join("honest");
+    let server = serve_once(&path, begun);
+    let answer = ControlClient::connect(&path).unwrap().write(begin(), Vec::new()).unwrap();
+    assert_eq!(answer, Begun::Files { overlay: true });
+    server.join().unwrap();
+}
+
+#[test]
+fn descriptors_that_come_with_a_response_are_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("control.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let server = std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        BufReader::new(&stream).read_line(&mut String::new()).unwrap();
+        super::wire::send(&stream, &Response::Done, &[writer.into()]).unwrap();
+    });
+    let mut client = ControlClient::connect(&path).unwrap();
+    assert!(matches!(client.request(&Request::Status).unwrap(), Response::Done));
+    server.join().unwrap();
+    assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+    drop(client);
 }

@@ -1,6 +1,8 @@
 use firn_base::PageRange;
 use firn_memory::GuestMemory;
-use firn_snapshot::{Description, ImageKind, MemoryLayout, Writer};
+use firn_snapshot::{
+    Contents, Description, Destination, FreezeRequest, Machine, MemoryLayout, freeze,
+};
 use proptest::prelude::{any, proptest};
 use tempfile::TempDir;
 use vm_memory::{Bytes, GuestAddress};
@@ -62,10 +64,16 @@ impl Guest {
     fn frozen(&self) -> (TempDir, Snapshot) {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("snapshot");
-        let mut writer = Writer::create(&path).unwrap();
-        writer.write_image(&self.memory.pages().unwrap(), ImageKind::Sparse).unwrap();
-        let description = Description { vcpus: 1, ..Description::default() };
-        writer.seal(description, 1, &[]).unwrap();
+        let machine = Machine {
+            description: Description { vcpus: 1, ..Description::default() },
+            state_version: 1,
+            state: Vec::new(),
+            reported: Vec::new(),
+        };
+        let pages = self.memory.pages().unwrap();
+        let destination = Destination::Directory(path.clone());
+        let request = FreezeRequest { destination, dense: false, function: None };
+        freeze(&mut Contents::new(&pages, machine), request).unwrap();
         let snapshot = Snapshot::open(&path).unwrap();
         (dir, snapshot)
     }

@@ -1,20 +1,17 @@
 //! Freezing: pause, save, seal.
 
-use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use firn_base::{PageRange, nanoseconds};
-use serde::{Deserialize, Serialize};
+use firn_base::nanoseconds;
 use thiserror::Error;
 use uuid::Uuid;
 
-use firn_memory::GuestPages;
 use firn_snapshot::{
-    CpuRequirement, Description, ExtentContents, FunctionInfo, ImageKind, PoolTarget, SealReport,
-    Writer, write_extent,
+    Begin, Begun, CpuRequirement, Description, Freeze, FreezeReport, FunctionInfo, Machine, Seal,
+    Target, Writer,
 };
 
 use super::Microvm;
@@ -25,80 +22,15 @@ use crate::state::{MACHINE_STATE_VERSION, MachineState};
 use crate::vcpu::VcpuThreadError;
 use crate::vcpu::state::{SaveVcpuError, msr_indices};
 
-/// The place of a new snapshot. An existing snapshot is replaced completely, or not at all.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Destination {
-    /// A directory for this snapshot.
-    Directory(PathBuf),
-    /// A pool: guest memory is written to it without a file in between.
-    Pool {
-        /// The socket of the pool's manager.
-        socket: PathBuf,
-        /// The snapshot's name in the pool.
-        name: String,
-    },
+/// A freeze between its two steps. Neither vCPUs nor devices may run meanwhile: the state of both
+/// is saved, and guest memory for an extent is not.
+pub(super) struct Freezing {
+    writer: Writer,
+    pause_ns: u64,
+    save_ns: u64,
 }
 
-impl fmt::Display for Destination {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Directory(path) => write!(f, "{}", path.display()),
-            Self::Pool { socket, name } => write!(f, "{name} in the pool at {}", socket.display()),
-        }
-    }
-}
-
-/// A request to freeze.
-#[derive(Clone, Debug)]
-pub struct FreezeRequest {
-    /// The place of the snapshot.
-    pub destination: Destination,
-    /// Write zero pages to the directory, instead of leaving holes; a pool always contains them.
-    pub dense: bool,
-    /// The function, as the manifest describes it.
-    pub function: Option<FunctionInfo>,
-}
-
-/// The output of a freeze, and the durations of its parts, in ns.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct FreezeReport {
-    /// Bringing all vCPUs out of guest mode.
-    pub pause_ns: u64,
-    /// Reading the machine state.
-    pub save_ns: u64,
-    /// Reading, digesting and writing guest memory, with a thread for each processor.
-    pub image_ns: u64,
-    /// Of that, reading guest memory and finding the pages that were never touched: the sum over
-    /// all threads.
-    pub read_ns: u64,
-    /// Of that, finding zero pages and computing digests: the sum over all threads.
-    pub digest_ns: u64,
-    /// Of that, writing: the sum over all threads.
-    pub write_ns: u64,
-    /// Reading, digesting and writing the guest's disk.
-    pub overlay_ns: u64,
-    /// Writing the other parts and making all files durable.
-    pub sync_ns: u64,
-    /// Protecting files with fs-verity, or finding out that their file system has none.
-    pub protect_ns: u64,
-    /// Moving the snapshot to its place.
-    pub publish_ns: u64,
-    /// Pages that the image stores.
-    pub stored_pages: u64,
-    /// Pages of guest memory that are zero.
-    pub zero_pages: u64,
-    /// Zero pages that were written.
-    pub zero_pages_written: u64,
-    /// Bytes written to all files.
-    pub bytes_written: u64,
-    /// Bytes that all files take on the medium.
-    pub disk_bytes: u64,
-    /// The files that fs-verity protects.
-    pub protected: Vec<String>,
-}
-
-/// Why a microVM was not frozen. An existing snapshot at the destination is unchanged.
+/// Why a microVM was not frozen.
 #[derive(Debug, Error)]
 pub enum FreezeError {
     /// A vCPU did not stop.
@@ -131,22 +63,19 @@ pub enum FreezeError {
     #[error("cannot describe the root disk")]
     Disk(#[source] firn_snapshot::DiskError),
     /// The snapshot cannot be written.
-    #[error("cannot write the snapshot {destination}")]
-    Write {
-        /// The place of the snapshot.
-        destination: Destination,
-        /// Why it failed.
-        source: firn_snapshot::FreezeError,
-    },
+    #[error(transparent)]
+    Write(#[from] firn_snapshot::FreezeError),
 }
 
-impl Microvm {
-    /// Pauses the microVM and writes a snapshot of it. Afterwards it stays paused.
-    ///
-    /// # Errors
-    /// See [`FreezeError`]. The microVM stays paused and can be resumed.
-    pub fn freeze(&mut self, request: FreezeRequest) -> Result<FreezeReport, FreezeError> {
-        let begin = Instant::now();
+/// After each step, and after an error, the microVM is paused and can be resumed. Between the two
+/// steps [`Microvm::run`] must not serve it: [`Microvm::write`] and [`Microvm::seal`] are called
+/// between the same two events.
+impl Freeze for Microvm {
+    type Error = FreezeError;
+
+    fn write(&mut self, begin: Begin, files: Vec<OwnedFd>) -> Result<Begun, FreezeError> {
+        let start = Instant::now();
+        self.freezing = None;
         self.pause().map_err(FreezeError::Pause)?;
         if self.has_ended() {
             return Err(FreezeError::Ended);
@@ -154,75 +83,41 @@ impl Microvm {
         let paused = Instant::now();
         let state = self.save()?;
         let saved = Instant::now();
-        let description = self.describe(&state, request.function)?;
-        let machine_state = state.encode().map_err(FreezeError::Encode)?;
+        let Begin { target, function } = begin;
+        let reported = match target {
+            Target::Files { .. } => {
+                self.vm.memory.reported_free().map_err(FreezeError::Reported)?
+            }
+            Target::Extent => Vec::new(),
+        };
+        let machine = Machine {
+            description: self.describe(&state, function)?,
+            state_version: MACHINE_STATE_VERSION,
+            state: state.encode().map_err(FreezeError::Encode)?,
+            reported,
+        };
         let pages = self.vm.memory.pages().map_err(FreezeError::Pages)?;
-        let sealed = match &request.destination {
-            Destination::Directory(path) => {
-                let kind = if request.dense { ImageKind::Dense } else { ImageKind::Sparse };
-                let reported = self.vm.memory.reported_free().map_err(FreezeError::Reported)?;
-                self.write_directory(path, kind, &pages, reported, description, &machine_state)
-            }
-            Destination::Pool { socket, name } => {
-                let mut target = PoolTarget::new(socket, name);
-                self.write_extent(&mut target, &pages, description, &machine_state)
-            }
-        };
-        let destination = request.destination;
-        let sealed = sealed.map_err(|source| FreezeError::Write { destination, source })?;
-        Ok(FreezeReport {
-            pause_ns: nanoseconds(paused - begin),
+        let begun =
+            self.devices.with_overlay(|disk| Writer::begin(machine, &pages, disk, target, files));
+        let (writer, begun) = begun?;
+        self.freezing = Some(Freezing {
+            writer,
+            pause_ns: nanoseconds(paused - start),
             save_ns: nanoseconds(saved - paused),
-            image_ns: nanoseconds(sealed.image),
-            read_ns: nanoseconds(sealed.work.read),
-            digest_ns: nanoseconds(sealed.work.digest),
-            write_ns: nanoseconds(sealed.work.write),
-            overlay_ns: nanoseconds(sealed.overlay),
-            sync_ns: nanoseconds(sealed.sync),
-            protect_ns: nanoseconds(sealed.protect),
-            publish_ns: nanoseconds(sealed.publish),
-            stored_pages: sealed.stored_pages,
-            zero_pages: sealed.zero_pages,
-            zero_pages_written: sealed.work.zero_pages_written,
-            bytes_written: sealed.bytes_written,
-            disk_bytes: sealed.disk_bytes,
-            protected: sealed.protected,
-        })
+        });
+        Ok(begun)
     }
 
-    fn write_directory(
-        &self,
-        path: &Path,
-        kind: ImageKind,
-        pages: &GuestPages<'_>,
-        reported: Vec<PageRange>,
-        description: Description,
-        machine_state: &[u8],
-    ) -> Result<SealReport, firn_snapshot::FreezeError> {
-        let mut writer = Writer::create(path)?;
-        writer.write_image(pages, kind)?;
-        self.devices
-            .with_overlay(|disk| disk.map(|disk| writer.write_overlay(disk)).transpose())?;
-        writer.set_reported(reported);
-        writer.seal(description, MACHINE_STATE_VERSION, machine_state)
+    fn seal(&mut self, seal: Seal, files: Vec<OwnedFd>) -> Result<FreezeReport, FreezeError> {
+        let freezing = self.freezing.take().ok_or(firn_snapshot::FreezeError::NotBegun)?;
+        let Freezing { writer, pause_ns, save_ns } = freezing;
+        let pages = self.vm.memory.pages().map_err(FreezeError::Pages)?;
+        let report = self.devices.with_overlay(|disk| writer.seal(&pages, disk, seal, files))?;
+        Ok(FreezeReport { pause_ns, save_ns, ..report })
     }
+}
 
-    fn write_extent(
-        &self,
-        target: &mut PoolTarget,
-        pages: &GuestPages<'_>,
-        description: Description,
-        machine_state: &[u8],
-    ) -> Result<SealReport, firn_snapshot::FreezeError> {
-        let contents = ExtentContents {
-            memory: pages,
-            description,
-            machine_state_version: MACHINE_STATE_VERSION,
-            machine_state,
-        };
-        self.devices.with_overlay(|overlay| write_extent(contents, overlay, target))
-    }
-
+impl Microvm {
     fn save(&self) -> Result<MachineState, FreezeError> {
         let indices: Arc<[u32]> = msr_indices(&self.kvm).map_err(FreezeError::MsrList)?.into();
         let xsave_size = self.vm.fd.check_extension_int(kvm_ioctls::Cap::Xsave2);
@@ -262,3 +157,7 @@ impl Microvm {
         })
     }
 }
+
+#[cfg(test)]
+#[path = "freeze_tests.rs"]
+mod tests;

@@ -40,7 +40,7 @@ use watchdog::Watchdog;
 
 pub use boot::BootError;
 pub use disks::{DiskError, open_root_disk};
-pub use freeze::{Destination, FreezeError, FreezeReport, FreezeRequest};
+pub use freeze::FreezeError;
 pub use frozen::{FrozenMachine, IncompatibleError};
 pub use generation::{GenerationError, RenewError};
 pub use handle::{GoneError, Handle};
@@ -144,6 +144,7 @@ pub struct Microvm {
     watched: bool,
     /// What is left to be set before the resume, of a machine that was held.
     held: Option<held::Held>,
+    freezing: Option<freeze::Freezing>,
 }
 
 impl Microvm {
@@ -152,6 +153,7 @@ impl Microvm {
     /// # Errors
     /// A vCPU's thread ended.
     pub fn resume(&mut self) -> Result<(), VcpuThreadError> {
+        self.freezing = None;
         self.vcpus.iter_mut().try_for_each(Vcpu::run)
     }
 

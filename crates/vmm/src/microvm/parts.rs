@@ -178,6 +178,7 @@ impl Parts {
             stopped: false,
             watched: false,
             held: None,
+            freezing: None,
         })
     }
 }

@@ -4,7 +4,6 @@
 
 use std::arch::global_asm;
 use std::collections::BTreeSet;
-use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -15,16 +14,12 @@ use vm_memory::{Bytes, GuestAddress};
 
 use firn_memory::planners::{self, parse};
 use firn_memory::{GuestMemory, GuestView, Sources, execute, execute_in};
-use firn_snapshot::{MemoryLayout, Snapshot};
+use firn_snapshot::{Destination, FreezeReport, FreezeRequest, MemoryLayout, NotFrozen, Snapshot};
 
-use super::{
-    Destination, End, FreezeError, FreezeRequest, FrozenMachine, Microvm, Shape, Standby,
-    UserRegisters,
-};
+use super::{End, FreezeError, FrozenMachine, Microvm, Shape, Standby, UserRegisters};
 use crate::bus::MmioDevice;
 use crate::config::{HostConfig, MmioWindow};
 use crate::console::Console;
-use crate::control::{ControlClient, Request, Response, serve_control};
 use crate::kvm::{KVM_DEVICE, OpenKvm};
 use crate::virtio::VsockListener;
 
@@ -140,7 +135,7 @@ fn kvm() -> OpenKvm {
     OpenKvm::open(KVM_DEVICE.as_ref()).unwrap()
 }
 
-fn boot(host: HostConfig, vcpus: u8, memory: u64) -> Microvm {
+pub(super) fn boot(host: HostConfig, vcpus: u8, memory: u64) -> Microvm {
     let memory = GuestMemory::anonymous(MemoryLayout::for_size(memory).unwrap()).unwrap();
     let guest = memory.vm_memory();
     write_page_tables(&guest);
@@ -175,7 +170,7 @@ fn thaw(snapshot: &Snapshot, planner: &str, host: HostConfig) -> Microvm {
 }
 
 /// Checks the next `each` reports of every vCPU, and updates their rounds.
-fn follow(reports: &Receiver<(u64, u64)>, vcpus: u8, rounds: &mut [u64], each: u64) {
+pub(super) fn follow(reports: &Receiver<(u64, u64)>, vcpus: u8, rounds: &mut [u64], each: u64) {
     let goal: Vec<u64> = rounds.iter().map(|round| round + each).collect();
     while rounds.iter().zip(&goal).any(|(round, goal)| round < goal) {
         let (vcpu, value) = reports.recv_timeout(Duration::from_secs(60)).unwrap();
@@ -183,27 +178,27 @@ fn follow(reports: &Receiver<(u64, u64)>, vcpus: u8, rounds: &mut [u64], each: u
     }
 }
 
-fn check(vcpu: u64, value: u64, vcpus: u8, rounds: &mut [u64]) {
+pub(super) fn check(vcpu: u64, value: u64, vcpus: u8, rounds: &mut [u64]) {
     let vcpu = u8::try_from(vcpu).unwrap();
     let round = &mut rounds[usize::from(vcpu)];
     assert_eq!(value, expected(vcpu, vcpus, *round), "vCPU {vcpu} in round {round}");
     *round += 1;
 }
 
-fn freeze(microvm: &mut Microvm, destination: &Path) -> super::FreezeReport {
-    let request = FreezeRequest {
-        destination: Destination::Directory(destination.to_owned()),
-        dense: false,
-        function: None,
-    };
-    microvm.freeze(request).unwrap()
+pub(super) fn to_directory(path: &Path) -> FreezeRequest {
+    let destination = Destination::Directory(path.to_owned());
+    FreezeRequest { destination, dense: false, function: None }
+}
+
+fn freeze(microvm: &mut Microvm, destination: &Path) -> FreezeReport {
+    firn_snapshot::freeze(microvm, to_directory(destination)).unwrap()
 }
 
 fn open_files() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-fn names(dir: &Path) -> BTreeSet<std::ffi::OsString> {
+pub(super) fn names(dir: &Path) -> BTreeSet<std::ffi::OsString> {
     std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect()
 }
 
@@ -374,9 +369,9 @@ fn a_guest_that_has_ended_is_not_frozen() {
         std::thread::sleep(Duration::from_millis(1));
     }
     let before = names(dir.path());
-    let destination = Destination::Directory(dir.path().join("snapshot"));
-    let error = microvm.freeze(FreezeRequest { destination, dense: false, function: None });
-    assert!(matches!(error, Err(FreezeError::Ended)), "{error:?}");
+    let error = firn_snapshot::freeze(&mut microvm, to_directory(&dir.path().join("snapshot")));
+    let error = error.unwrap_err().source;
+    assert!(matches!(error, NotFrozen::Machine(FreezeError::Ended)), "{error:?}");
     assert_eq!(names(dir.path()), before);
     assert!(matches!(microvm.run().unwrap(), End::TripleFault));
 }
@@ -397,34 +392,6 @@ fn a_microvm_can_be_paused_and_dropped_right_after_its_start() {
     microvm.pause().unwrap();
     microvm.resume().unwrap();
     follow(&reports, 2, &mut [0, 0], 3);
-}
-
-#[test]
-fn the_guest_continues_when_a_client_disconnects_after_a_freeze() {
-    let dir = tempfile::tempdir().unwrap();
-    let (host, reports) = host(dir.path());
-    let socket = dir.path().join("control.sock");
-    let mut microvm = boot(host, 1, 16 << 20);
-    microvm.resume().unwrap();
-    serve_control(UnixListener::bind(&socket).unwrap(), microvm.handle()).unwrap();
-    let destination = Destination::Directory(dir.path().join("snapshot"));
-    let client = std::thread::spawn(move || {
-        let mut rounds = [0];
-        follow(&reports, 1, &mut rounds, 3);
-        let mut client = ControlClient::connect(&socket).unwrap();
-        let freeze = Request::Freeze { destination, dense: false, function: None };
-        assert!(matches!(client.request(&freeze).unwrap(), Response::Frozen(_)));
-        drop(client);
-        for (vcpu, value) in reports.try_iter() {
-            check(vcpu, value, 1, &mut rounds);
-        }
-        follow(&reports, 1, &mut rounds, 3);
-        let mut client = ControlClient::connect(&socket).unwrap();
-        assert!(matches!(client.request(&Request::Stop).unwrap(), Response::Done));
-    });
-    assert!(matches!(microvm.run().unwrap(), End::Stopped));
-    drop(microvm);
-    client.join().unwrap();
 }
 
 /// Whether KVM gives vCPUs the time-stamp counters that are set. Without hardware virtualisation a

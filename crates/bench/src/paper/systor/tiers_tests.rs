@@ -2,7 +2,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use firn_run::ReplaySpec;
-use firn_vmm::{Destination, KVM_DEVICE, open_kvm};
+use firn_snapshot::Destination;
+use firn_vmm::{KVM_DEVICE, open_kvm};
 
 use super::*;
 use crate::cache::SnapshotFiles;

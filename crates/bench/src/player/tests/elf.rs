@@ -9,10 +9,10 @@ use std::time::Duration;
 use firn_memory::planners::{self, parse};
 use firn_memory::{Sources, execute};
 use firn_player::format::{PAGE, boot};
-use firn_snapshot::Snapshot;
+use firn_snapshot::{Destination, FreezeRequest, Snapshot};
 use firn_vmm::{
-    BootConfig, Console, Destination, End, FreezeRequest, FrozenMachine, HostConfig, KVM_DEVICE,
-    Microvm, OpenFile, OpenKvm, VsockListener, open_root_disk,
+    BootConfig, Console, End, FrozenMachine, HostConfig, KVM_DEVICE, Microvm, OpenFile, OpenKvm,
+    VsockListener, open_root_disk,
 };
 use uuid::Uuid;
 
@@ -115,7 +115,7 @@ fn the_elf_boots_freezes_while_it_waits_and_replays_in_every_clone() {
         dense: false,
         function: None,
     };
-    microvm.freeze(request).unwrap();
+    firn_snapshot::freeze(&mut microvm, request).unwrap();
     drop(microvm);
 
     let snapshot = Snapshot::open(&destination).unwrap();

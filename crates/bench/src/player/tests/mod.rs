@@ -14,8 +14,8 @@ use firn_memory::{Advice, HostFacts, Integrity, Layer, Leaf, Plan, Segment, Shar
 use firn_player::format::{PAGE, TOUCHED_WORD};
 use firn_run::player::{replay, traces_of};
 use firn_run::{Clock, ReplaySpec, StartError, StartReport};
-use firn_snapshot::{MemoryLayout, MemoryRegion, PageSet, Snapshot};
-use firn_vmm::{Destination, KVM_DEVICE};
+use firn_snapshot::{Destination, MemoryLayout, MemoryRegion, PageSet, Snapshot};
+use firn_vmm::KVM_DEVICE;
 use proptest::prelude::{Just, Strategy, any, prop_oneof, proptest};
 use proptest::test_runner::Config;
 

@@ -6,7 +6,8 @@ use firn_pool::simulated::SimulatedMedium;
 use firn_pool::{Client, MappedMedium, Server};
 use firn_pool::{CreateOptions, GRANULE, Huge, Listing, MemfdOptions, Pool, PoolReader};
 use firn_snapshot::{
-    Chunk, Description, ExtentContents, MemoryLayout, PageSource, PoolTarget, write_extent,
+    Chunk, Contents, Description, Destination, FreezeRequest, Machine, MemoryLayout, PageSource,
+    freeze,
 };
 
 use super::medium::{MediumName, parse};
@@ -123,17 +124,20 @@ fn every_page_of_a_snapshot_is_checked() {
     let medium = MappedMedium::create_file(&path, 16 * GRANULE).unwrap();
     let pool = Pool::create(Arc::new(medium), &CreateOptions::default()).unwrap();
     let server = Server::start(&socket, pool).unwrap();
-    let contents = ExtentContents {
-        memory: &mut Memory { layout: MemoryLayout::for_size(3 * GRANULE).unwrap() },
+    let machine = Machine {
         description: Description {
             id: uuid::Uuid::from_u128(1),
             vcpus: 1,
             ..Description::default()
         },
-        machine_state_version: 1,
-        machine_state: &[1; 100],
+        state_version: 1,
+        state: vec![1; 100],
+        reported: Vec::new(),
     };
-    write_extent(contents, None, &mut PoolTarget::new(&socket, "hello")).unwrap();
+    let memory = Memory { layout: MemoryLayout::for_size(3 * GRANULE).unwrap() };
+    let destination = Destination::Pool { socket: socket.clone(), name: "hello".to_owned() };
+    let request = FreezeRequest { destination, dense: false, function: None };
+    freeze(&mut Contents::new(&memory, machine), request).unwrap();
 
     let verify = || {
         let unmanaged = Source::Medium(path.clone()).verify(true).unwrap();

@@ -9,8 +9,7 @@ use anyhow::Context;
 
 use firn_memory::recorders::{Part, ProfileRecordError, ProfileRecorder};
 use firn_run::{Interruption, Invocation, Outcome, RecordedRun, Source};
-use firn_snapshot::{ImageKind, Profile};
-use firn_vmm::{Destination, FreezeRequest};
+use firn_snapshot::{Destination, FreezeRequest, ImageKind, Profile};
 
 use super::{left_out, watched};
 use crate::commands::invoke;
@@ -129,7 +128,7 @@ fn run(
                 dense: snapshot.manifest().image.kind == ImageKind::Dense,
                 function: snapshot.manifest().description.function.clone(),
             };
-            handle.call(move |microvm| microvm.freeze(request))??;
+            handle.call(move |microvm| firn_snapshot::freeze(microvm, request))??;
             Ok::<_, anyhow::Error>(())
         },
         |text| output::note(&format!("firn: {text}")),
