@@ -195,7 +195,7 @@ pub enum SourceSpec {
     /// In a directory.
     Directory {
         /// Its files, open.
-        files: SnapshotFiles<Slot>,
+        files: Box<SnapshotFiles<Slot>>,
         /// The directory's path, for messages.
         path: PathBuf,
         /// Whether what a plan maps unchecked is verified first.
@@ -222,7 +222,7 @@ impl SourceSpec {
         descriptors.keep_directory(directory);
         let slots: Result<_, Infallible> = files.try_map(|file| Ok(descriptors.add(file)));
         let Ok(files) = slots;
-        Ok(Self::Directory { files, path: path.to_owned(), verify: false })
+        Ok(Self::Directory { files: Box::new(files), path: path.to_owned(), verify: false })
     }
 
     /// The same, with what a plan maps unchecked from its files verified before the guest runs.

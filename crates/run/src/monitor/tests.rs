@@ -12,12 +12,12 @@ use crate::spec::{HostSpec, InvokeSpec, Origin, ReplaySpec, SourceSpec, ThawSpec
 /// A spec of a snapshot whose container is in the first slot.
 fn spec(event: String, descriptors: &mut Descriptors, container: File) -> StartSpec {
     let source = SourceSpec::Directory {
-        files: SnapshotFiles {
+        files: Box::new(SnapshotFiles {
             container: descriptors.add(container),
             image: None,
             overlay: None,
             packed: [const { None }; _],
-        },
+        }),
         path: "snapshot".into(),
         verify: false,
     };
