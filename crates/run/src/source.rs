@@ -47,9 +47,11 @@ impl Source {
     ) -> Result<Self, StartError> {
         let begin = Instant::now();
         let source = match spec {
-            SourceSpec::Directory { directory, path, verify } => {
-                let directory = descriptors.take(*directory)?;
-                let source = Self::new(Snapshot::open_at(&directory, path)?, None);
+            SourceSpec::Directory { files, path, verify } => {
+                let files = files
+                    .clone()
+                    .try_map(|slot| Ok::<_, StartError>(descriptors.take(slot)?.into()))?;
+                let source = Self::new(Snapshot::of_files(files, path)?, None);
                 Self { verify: *verify, ..source }
             }
             SourceSpec::Pool { manager, name, verify } => {
@@ -101,17 +103,15 @@ impl Source {
         self.grant.as_ref()
     }
 
-    /// Refuses a snapshot that was replaced or removed since it was opened.
+    /// Refuses a snapshot of a pool that was replaced or removed since it was opened. Of one in a
+    /// directory, the process that opened its files finds out.
     ///
     /// # Errors
     /// [`StartError::Outdated`]; [`StartError::Open`]: the pool's manager does not answer.
     pub(crate) fn check_current(&self) -> Result<(), StartError> {
+        let Some(grant) = &self.grant else { return Ok(()) };
         let path = self.snapshot.path().display().to_string();
-        let current = match &self.grant {
-            Some(grant) => grant.is_current(&path)?,
-            None => self.snapshot.is_current(),
-        };
-        if current { Ok(()) } else { Err(StartError::Outdated(path)) }
+        if grant.is_current(&path)? { Ok(()) } else { Err(StartError::Outdated(path)) }
     }
 
     /// Gives back what a pool granted, once the microVM has ended: a replica with the pages that

@@ -1,5 +1,6 @@
 //! What is to be started.
 
+use std::convert::Infallible;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use firn_agent::protocol::RoleCredentials;
 use firn_pool::Client;
-use firn_snapshot::Verify;
+use firn_snapshot::{SnapshotFiles, Verify};
 use rustix::fs::{Mode, OFlags, open};
 use serde::{Deserialize, Serialize};
 
@@ -177,9 +178,9 @@ pub struct ReplaySpec {
 pub enum SourceSpec {
     /// In a directory.
     Directory {
-        /// The directory, open.
-        directory: Slot,
-        /// Its path, for messages.
+        /// Its files, open.
+        files: Box<SnapshotFiles<Slot>>,
+        /// The directory's path, for messages.
         path: PathBuf,
         /// Whether what a plan maps unchecked is verified first.
         verify: bool,
@@ -199,19 +200,20 @@ impl SourceSpec {
     /// A snapshot in a directory.
     ///
     /// # Errors
-    /// [`StartError::Open`]: the directory cannot be opened.
+    /// [`StartError::Open`]: its files cannot be opened.
     pub fn directory(path: &Path, descriptors: &mut Descriptors) -> Result<Self, StartError> {
-        let directory = descriptors.add(firn_snapshot::open_directory(path)?);
-        Ok(Self::Directory { directory, path: path.to_owned(), verify: false })
+        let (files, directory) = SnapshotFiles::open(path)?;
+        descriptors.keep_directory(directory);
+        let slots: Result<_, Infallible> = files.try_map(|file| Ok(descriptors.add(file)));
+        let Ok(files) = slots;
+        Ok(Self::Directory { files: Box::new(files), path: path.to_owned(), verify: false })
     }
 
     /// The same, with what a plan maps unchecked from its files verified before the guest runs.
     #[must_use]
     pub fn verified(self) -> Self {
         match self {
-            Self::Directory { directory, path, .. } => {
-                Self::Directory { directory, path, verify: true }
-            }
+            Self::Directory { files, path, .. } => Self::Directory { files, path, verify: true },
             pool @ Self::Pool { .. } => pool,
         }
     }

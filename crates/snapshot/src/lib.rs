@@ -35,6 +35,7 @@ mod image;
 mod in_pool;
 mod layout;
 mod manifest;
+mod open_files;
 mod pack;
 mod packed;
 mod page_set;
@@ -56,7 +57,7 @@ pub use attach::{AttachError, set_profile};
 pub use contents::Contents;
 pub use copies::{Copies, CopyTable};
 pub use digests::{DigestError, Digests};
-pub use directory::open_directory;
+pub use directory::SnapshotDirectory;
 pub use disk::{DiskError, DiskSource};
 pub use error::{OpenError, OpenPooledError};
 pub use files::PackedFile;
@@ -79,6 +80,7 @@ pub use manifest::{
     CpuFeatures, CpuRequirement, CpuidRegister, Description, DiskIdentity, DiskInfo, FunctionInfo,
     ImageInfo, ImageKind, Manifest, ProtectedFile,
 };
+pub use open_files::{OpenTwice, SnapshotFiles};
 pub use pack::{pack, recipe_of};
 pub use packed::{Packed, PackedError, PackedRun};
 pub use page_set::PageSet;

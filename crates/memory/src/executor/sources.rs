@@ -6,6 +6,7 @@ use firn_snapshot::{Grant, Packed, PackedFile, Snapshot};
 
 use super::ExecuteError;
 use crate::pager::{OnFailure, end_process};
+use crate::plan::LoadFile;
 
 /// Where the image of a snapshot is, for mapping.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +69,16 @@ impl<'a> Sources<'a> {
     /// The loading-set file, if the planner opened one.
     pub(crate) fn packed(&self) -> Option<&'a Packed> {
         self.snapshot?.opened_packed(PackedFile::LoadingSet)
+    }
+
+    /// A file to load, with an open file description of its own: a lock and the state of read-ahead
+    /// belong to one. An image alone has one only.
+    pub(crate) fn loaded(&self, file: LoadFile) -> Option<&'a File> {
+        match (file, self.snapshot) {
+            (LoadFile::Image, None) => self.image.file(),
+            (LoadFile::Image, Some(snapshot)) => snapshot.image_again(),
+            (LoadFile::Packed, snapshot) => snapshot?.packed_again(PackedFile::LoadingSet),
+        }
     }
 
     /// An image file and nothing else.
