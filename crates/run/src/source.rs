@@ -108,7 +108,7 @@ impl Source {
     pub(crate) fn check_current(&self) -> Result<(), StartError> {
         let path = self.snapshot.path().display().to_string();
         let current = match &self.grant {
-            Some(grant) => grant.is_current(&path)?,
+            Some(grant) => grant.is_current()?,
             None => self.snapshot.is_current(),
         };
         if current { Ok(()) } else { Err(StartError::Outdated(path)) }
@@ -157,6 +157,8 @@ fn open_granted(
     if let Some(rule) = rule {
         request_copy(&snapshot, &mut grant, rule)?;
     }
+    // The guest runs later: the connection must not reach more than this start was granted.
+    grant.confine()?;
     Ok((snapshot, grant))
 }
 
