@@ -111,7 +111,7 @@ impl Source {
     pub(crate) fn check_current(&self) -> Result<(), StartError> {
         let Some(grant) = &self.grant else { return Ok(()) };
         let path = self.snapshot.path().display().to_string();
-        if grant.is_current(&path)? { Ok(()) } else { Err(StartError::Outdated(path)) }
+        if grant.is_current()? { Ok(()) } else { Err(StartError::Outdated(path)) }
     }
 
     /// Gives back what a pool granted, once the microVM has ended: a replica with the pages that
@@ -157,6 +157,8 @@ fn open_granted(
     if let Some(rule) = rule {
         request_copy(&snapshot, &mut grant, rule)?;
     }
+    // The guest runs later: the connection must not reach more than this start was granted.
+    grant.confine()?;
     Ok((snapshot, grant))
 }
 

@@ -50,19 +50,23 @@ pub struct Sources<'a> {
 }
 
 impl<'a> Sources<'a> {
-    /// The sources of an open snapshot: what a pool granted, or the image file, and the packed file
-    /// that the planner opened.
+    /// The sources of an open snapshot: what a pool granted, with [its medium](Grant::take_medium),
+    /// or the image file, and the packed file that the planner opened.
     ///
     /// # Errors
     ///
     /// [`ExecuteError::NoGrant`] for a snapshot in a pool without a grant.
-    pub fn of(snapshot: &'a Snapshot, grant: Option<&'a Grant>) -> Result<Self, ExecuteError> {
+    pub fn of(
+        snapshot: &'a Snapshot,
+        grant: Option<(&'a Grant, &'a File)>,
+    ) -> Result<Self, ExecuteError> {
         let image = match (grant, snapshot.image_file()) {
-            (Some(grant), _) => ImageSource::Medium(grant.medium()),
+            (Some((_, medium)), _) => ImageSource::Medium(medium),
             (None, Some(file)) => ImageSource::File(file),
             (None, None) => return Err(ExecuteError::NoGrant),
         };
-        let copy = grant.and_then(Grant::copies).and_then(|copies| copies.file.as_ref());
+        let copy =
+            grant.and_then(|(grant, _)| grant.copies()).and_then(|copies| copies.file.as_ref());
         Ok(Self { image, snapshot: Some(snapshot), copy, on_failure: end_process })
     }
 
