@@ -20,7 +20,7 @@ use crate::instance::{Instance, Instances, OwnedInstance};
 
 /// Version of [`StartSpec`] and of everything else that crosses between a monitor and the process
 /// that starts it.
-pub const SPEC_VERSION: u32 = 5;
+pub const SPEC_VERSION: u32 = 6;
 
 /// A request to start one microVM.
 ///
