@@ -24,7 +24,7 @@ use thiserror::Error;
 use crate::executor::Sources;
 use crate::page_cache::preload;
 use crate::plan::{LoadFile, Plan, When, Work};
-use crate::process::{ProcessCounters, ProcessCountersError};
+use crate::process::ProcessCounters;
 
 /// Bytes of one request: the kernel limits a request to the read-ahead of the device, 128 KiB by
 /// default.
@@ -86,8 +86,8 @@ pub enum LoadError {
         source: io::Error,
     },
     /// The counters of the thread cannot be read.
-    #[error(transparent)]
-    Counters(#[from] ProcessCountersError),
+    #[error("cannot read the counters of this thread")]
+    Counters(#[source] io::Error),
     /// The thread cannot be started.
     #[error("cannot start the loader's thread")]
     Thread(#[source] io::Error),
@@ -184,7 +184,7 @@ fn load(
     }
     // The open file description, and with it a lock, lasts as long as the microVM.
     let _unlock = Unlock(file);
-    let before = ProcessCounters::of_this_thread()?;
+    let before = ProcessCounters::of_this_thread().map_err(LoadError::Counters)?;
     for &(offset, len) in ranges {
         let done = match from {
             LoadFile::Packed => preload(file, offset..offset.saturating_add(len)).map(drop),
@@ -195,7 +195,7 @@ fn load(
             LoadError::Read { file: from, protected, offset, len, source }
         })?;
     }
-    let after = ProcessCounters::of_this_thread()?;
+    let after = ProcessCounters::of_this_thread().map_err(LoadError::Counters)?;
     report.read_bytes = after.read_bytes.saturating_sub(before.read_bytes);
     report.ns = ns_since(start);
     Ok(report)
