@@ -19,7 +19,7 @@ use crate::clock;
 use crate::commands::invoke::{self, FUNCTION_FAILED};
 use crate::detach;
 use crate::event;
-use crate::host_args::HostArgs;
+use crate::host_args::MonitorHostArgs;
 use crate::output;
 use crate::snapshot_args::SnapshotArgs;
 use crate::supervisor;
@@ -77,7 +77,7 @@ pub(crate) struct ThawArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    host: HostArgs,
+    monitor: MonitorHostArgs,
 }
 
 pub(crate) fn run(arguments: &ThawArgs) -> anyhow::Result<ExitCode> {
@@ -107,10 +107,10 @@ pub(crate) fn run(arguments: &ThawArgs) -> anyhow::Result<ExitCode> {
         invoke,
         replay,
     };
-    let supervisor = supervisor::spawn(&arguments.host)?;
+    let supervisor = supervisor::spawn(&arguments.monitor)?;
     let (name, console) = (arguments.name.as_deref(), arguments.console.as_deref());
     let (_claimed, host) = HostSpec::claim(name, console, &mut descriptors)?;
-    let host = HostSpec { software_kvm: arguments.host.software_kvm, ..host };
+    let host = HostSpec { software_kvm: arguments.monitor.host.software_kvm, ..host };
     let limit = Duration::from_secs(arguments.time_limit);
     let spec = StartSpec::new(Origin::Thaw(thaw), host, limit);
     let spec = StartSpec { request_ns: Some(request_ns), ..spec };
