@@ -12,11 +12,11 @@ use firn_memory::compare::{CompareReport, Original};
 use firn_snapshot::{PageSet, Snapshot};
 use firn_vmm::{
     BootConfig, Console, Handle, HostConfig, Microvm, OpenFile, Scratch, Virtualization,
-    VsockListener, open_root_disk,
+    VsockConnector, VsockListener, open_root_disk,
 };
 use uuid::Uuid;
 
-use crate::agent::{AgentClient, Invocation, InvokeError, LoadError, LoadOptions};
+use crate::agent::{AgentClient, Invocation, InvokeError, LoadError, LoadOptions, Route};
 use crate::background::Background;
 use crate::console_tail::ConsoleTail;
 use crate::descriptors::Descriptors;
@@ -93,6 +93,7 @@ pub(crate) struct Served {
     pub(crate) name: String,
     pub(crate) control: UnixListener,
     vsock_path: PathBuf,
+    connector: VsockConnector,
     console: Console,
     identity: Identity,
     /// The keys of the function's role.
@@ -113,6 +114,7 @@ pub(crate) fn serve(
     let vsock = UnixListener::from(descriptors.take(vsock)?);
     let vsock = VsockListener::new(vsock, vsock_path.clone())
         .map_err(|error| StartError::path("listen on", &vsock_path, error))?;
+    let connector = vsock.connector();
     let host = HostConfig {
         vsock: Some(vsock),
         scratch: Some(Scratch {
@@ -124,7 +126,7 @@ pub(crate) fn serve(
         windows: Vec::new(),
     };
     let credentials = None;
-    Ok((host, Served { name, control, vsock_path, console, identity, credentials }))
+    Ok((host, Served { name, control, vsock_path, connector, console, identity, credentials }))
 }
 
 impl Served {
@@ -135,7 +137,8 @@ impl Served {
         limit: Duration,
         alive: &AtomicBool,
     ) -> Result<(AgentClient, Instant), StartError> {
-        let agent = AgentClient::wait_for(&self.vsock_path, limit, || alive.load(Ordering::SeqCst));
+        let route = Route::Inside { connector: &self.connector, socket: &self.vsock_path };
+        let agent = AgentClient::wait_for(route, limit, || alive.load(Ordering::SeqCst));
         let mut agent = agent.map_err(|error| StartError::NoAgent {
             reason: error_chain(&error),
             console: ConsoleTail::of(&self.console),

@@ -5,9 +5,12 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use thiserror::Error;
@@ -41,10 +44,37 @@ pub enum BindVsockError {
 #[derive(Debug)]
 pub struct VsockListener {
     listener: UnixListener,
+    connector: VsockConnector,
+    /// The device's ends of connections of `connector`.
+    inside: Receiver<OwnedFd>,
     path: PathBuf,
     /// Device and inode of the socket that this listener created at `path` and removes when it is
     /// dropped.
     created: Option<(u64, u64)>,
+}
+
+/// Connects this process to the guest's sockets as [`VsockListener`] connects other programs, with
+/// the same first lines, but without the path of the unix socket.
+#[derive(Clone, Debug)]
+pub struct VsockConnector {
+    streams: Sender<OwnedFd>,
+    /// An eventfd that is written after a stream was sent.
+    wake: Arc<OwnedFd>,
+}
+
+impl VsockConnector {
+    /// A new connection to the device.
+    ///
+    /// # Errors
+    /// No pair of sockets can be made; [`io::ErrorKind::ConnectionRefused`]: the microVM has ended.
+    pub fn connect(&self) -> io::Result<UnixStream> {
+        let (ours, device) = UnixStream::pair()?;
+        device.set_nonblocking(true)?;
+        let sent = self.streams.send(device.into());
+        sent.map_err(|_| io::Error::from(io::ErrorKind::ConnectionRefused))?;
+        rustix::io::write(&self.wake, &1_u64.to_ne_bytes())?;
+        Ok(ours)
+    }
 }
 
 impl VsockListener {
@@ -52,10 +82,13 @@ impl VsockListener {
     /// the guest lead to. Dropping the listener removes nothing.
     ///
     /// # Errors
-    /// The socket cannot be made non-blocking.
+    /// The socket cannot be made non-blocking; no eventfd can be created.
     pub fn new(listener: UnixListener, path: PathBuf) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        Ok(Self { listener, path, created: None })
+        let (streams, inside) = channel();
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let connector = VsockConnector { streams, wake };
+        Ok(Self { listener, connector, inside, path, created: None })
     }
 
     /// Binds `path`, which must not exist. Dropping the listener removes it.
@@ -68,14 +101,27 @@ impl VsockListener {
             _ => BindVsockError::Bind { path: path.to_owned(), source },
         };
         let listener = UnixListener::bind(path).map_err(failed)?;
-        let created = Some(identity(path).map_err(failed)?);
-        let bound = Self { listener, path: path.to_owned(), created };
-        bound.listener.set_nonblocking(true).map_err(failed)?;
+        let mut bound = Self::new(listener, path.to_owned()).map_err(failed)?;
+        bound.created = Some(identity(path).map_err(failed)?);
         Ok(bound)
+    }
+
+    /// A way for this process to connect.
+    #[must_use]
+    pub fn connector(&self) -> VsockConnector {
+        self.connector.clone()
+    }
+
+    /// Each becomes readable with a new connection.
+    pub(super) fn event_sources(&self) -> [BorrowedFd<'_>; 2] {
+        [self.listener.as_fd(), self.connector.wake.as_fd()]
     }
 
     /// The next program that connects; `Ok(None)` if there is none.
     pub(super) fn accept(&self) -> io::Result<Option<OwnedFd>> {
+        if let Ok(stream) = self.inside.try_recv() {
+            return Ok(Some(stream));
+        }
         loop {
             match self.listener.accept() {
                 Ok((stream, _)) => {
@@ -101,12 +147,6 @@ impl VsockListener {
         let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         connect(&stream, &address)?;
         Ok(stream)
-    }
-}
-
-impl AsFd for VsockListener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.listener.as_fd()
     }
 }
 

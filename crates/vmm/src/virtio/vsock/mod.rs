@@ -19,7 +19,7 @@ use super::state::{DeviceState, VsockState};
 use muxer::Muxer;
 use packet::{HEADER_LEN, Header};
 
-pub use listener::{BindVsockError, VsockListener};
+pub use listener::{BindVsockError, VsockConnector, VsockListener};
 
 /// Packets to the guest, packets from the guest, events to the guest.
 const QUEUE_SIZES: [u16; 3] = [256, 256, 64];
@@ -66,6 +66,12 @@ impl Vsock {
     pub(crate) fn new(guest_cid: u64, listener: VsockListener) -> io::Result<Self> {
         let muxer = Muxer::new(guest_cid, listener)?;
         Ok(Self { guest_cid, muxer, transport_reset: TransportReset::Done })
+    }
+
+    /// A way for this process to connect.
+    #[cfg(test)]
+    pub(crate) fn connector(&self) -> VsockConnector {
+        self.muxer.connector()
     }
 
     /// The number of connections, including those that the guest has not answered.

@@ -12,6 +12,8 @@ use rustix::time::Timespec;
 
 use super::super::chain::ChainFault;
 use super::connection::{BUFFER, Connection, Outgoing, Ports};
+#[cfg(test)]
+use super::listener::VsockConnector;
 use super::listener::VsockListener;
 use super::packet::{HOST_CID, Header, Op, TYPE_STREAM};
 
@@ -57,7 +59,9 @@ impl Muxer {
     pub(super) fn new(guest_cid: u64, listener: VsockListener) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let token = token(Ports { host: ANY_PORT, guest: ANY_PORT });
-        epoll::add(&epoll, &listener, token, EventFlags::IN | EventFlags::ET)?;
+        for source in listener.event_sources() {
+            epoll::add(&epoll, source, token, EventFlags::IN | EventFlags::ET)?;
+        }
         Ok(Self {
             guest_cid,
             listener,
@@ -77,6 +81,11 @@ impl Muxer {
     /// Readable when [`Muxer::poll`] has work.
     pub(super) fn event_source(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
+    }
+
+    #[cfg(test)]
+    pub(super) fn connector(&self) -> VsockConnector {
+        self.listener.connector()
     }
 
     #[cfg(test)]

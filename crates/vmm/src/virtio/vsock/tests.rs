@@ -56,6 +56,33 @@ fn bytes_after_the_first_line_are_for_the_guest() {
 }
 
 #[test]
+fn this_process_connects_without_a_path() {
+    let mut peer = Peer::new();
+    let connector = peer.guest.transport().device().connector();
+    fs::remove_file(peer.path()).unwrap();
+    let mut clients = Vec::new();
+    for _ in 0..2 {
+        let mut client = connector.connect().unwrap();
+        // The event of a connection that is accepted, and of each later one, wakes the device.
+        peer.guest.run();
+        client.write_all(b"CONNECT 1024\n").unwrap();
+        peer.guest.run();
+        let ends = peer.expect_request();
+        peer.send(ends, Op::Response, 0, &[]);
+        assert_eq!(read_line(&mut client), format!("OK {}\n", ends.host));
+        client.write_all(b"question").unwrap();
+        peer.guest.run();
+        assert_eq!(peer.expect(ends, Op::Data, 0), b"question");
+        clients.push(client);
+    }
+    clients.push(connector.connect().unwrap());
+    drop(peer);
+    clients.iter_mut().for_each(expect_end);
+    let error = connector.connect().unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+}
+
+#[test]
 fn an_invalid_first_line_ends_the_connection() {
     let mut peer = Peer::new();
     let lines: [&[u8]; 8] = [
