@@ -33,4 +33,4 @@ pub(crate) use rng::Rng;
 pub(crate) use state::{BalloonState, BlockState, VsockState};
 pub(crate) use state::{DeviceState, QueueRegisters, TransportState};
 pub(crate) use vsock::Vsock;
-pub use vsock::{BindVsockError, VsockConnector, VsockListener};
+pub use vsock::{BindVsockError, VsockBroker, VsockConnector, VsockListener};

@@ -1,6 +1,5 @@
 //! The host's side of a guest's sockets: a unix socket.
 
-use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,8 +10,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use thiserror::Error;
 
 /// Why the socket for a guest's connections cannot be created.
@@ -39,18 +36,24 @@ pub enum BindVsockError {
 
 /// A unix socket through which programs on the host reach the guest's sockets, as in Firecracker. A
 /// program connects to it, writes `CONNECT <port>\n`, reads `OK <number>\n`, and is then connected
-/// to that port of the guest. A connection of the guest to port P of the host leads to the unix
-/// socket at the same path with `_P` appended.
+/// to that port of the guest. Connections of the guest to the host are made by a
+/// [`VsockBroker`](super::VsockBroker).
 #[derive(Debug)]
 pub struct VsockListener {
     listener: UnixListener,
     connector: VsockConnector,
     /// The device's ends of connections of `connector`.
     inside: Receiver<OwnedFd>,
+    broker: Option<OwnedFd>,
+    /// The socket that this listener created and removes when it is dropped.
+    created: Option<Created>,
+}
+
+/// A path, and the device and inode of the socket that was created there.
+#[derive(Debug)]
+struct Created {
     path: PathBuf,
-    /// Device and inode of the socket that this listener created at `path` and removes when it is
-    /// dropped.
-    created: Option<(u64, u64)>,
+    identity: (u64, u64),
 }
 
 /// Connects this process to the guest's sockets as [`VsockListener`] connects other programs, with
@@ -78,17 +81,16 @@ impl VsockConnector {
 }
 
 impl VsockListener {
-    /// Uses a socket that is already bound. `path` is the prefix of the sockets that connections of
-    /// the guest lead to. Dropping the listener removes nothing.
+    /// Uses a socket that is already bound. Dropping the listener removes nothing.
     ///
     /// # Errors
     /// The socket cannot be made non-blocking; no eventfd can be created.
-    pub fn new(listener: UnixListener, path: PathBuf) -> io::Result<Self> {
+    pub fn new(listener: UnixListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let (streams, inside) = channel();
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let connector = VsockConnector { streams, wake };
-        Ok(Self { listener, connector, inside, path, created: None })
+        Ok(Self { listener, connector, inside, broker: None, created: None })
     }
 
     /// Binds `path`, which must not exist. Dropping the listener removes it.
@@ -101,9 +103,22 @@ impl VsockListener {
             _ => BindVsockError::Bind { path: path.to_owned(), source },
         };
         let listener = UnixListener::bind(path).map_err(failed)?;
-        let mut bound = Self::new(listener, path.to_owned()).map_err(failed)?;
-        bound.created = Some(identity(path).map_err(failed)?);
+        let mut bound = Self::new(listener).map_err(failed)?;
+        let identity = identity(path).map_err(failed)?;
+        bound.created = Some(Created { path: path.to_owned(), identity });
         Ok(bound)
+    }
+
+    /// Has connections of the guest to the host made by the broker at the other end of `broker`.
+    /// Without one they are refused.
+    #[must_use]
+    pub fn with_broker(mut self, broker: Option<OwnedFd>) -> Self {
+        self.broker = broker;
+        self
+    }
+
+    pub(super) fn take_broker(&mut self) -> Option<OwnedFd> {
+        self.broker.take()
     }
 
     /// A way for this process to connect.
@@ -136,25 +151,15 @@ impl VsockListener {
             }
         }
     }
-
-    /// Connects to the program on the host that serves `port` for the guest. It never blocks: a
-    /// program that does not accept is treated as absent.
-    pub(super) fn connect_out(&self, port: u32) -> Result<OwnedFd, Errno> {
-        let mut path = OsString::from(&self.path);
-        path.push(format!("_{port}"));
-        let address = SocketAddrUnix::new(path)?;
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        connect(&stream, &address)?;
-        Ok(stream)
-    }
 }
 
 impl Drop for VsockListener {
     fn drop(&mut self) {
-        if self.created.is_some() && identity(&self.path).ok() == self.created {
+        if let Some(Created { path, identity: created }) = &self.created
+            && identity(path).is_ok_and(|found| found == *created)
+        {
             // A failure has no consequence here: a later bind reports a path that still exists.
-            let _ = fs::remove_file(&self.path);
+            let _ = fs::remove_file(path);
         }
     }
 }

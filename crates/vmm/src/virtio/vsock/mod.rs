@@ -1,6 +1,7 @@
 //! Socket device (virtio 1.2, 5.10): streams between programs on the host and programs in the
 //! guest.
 
+mod broker;
 mod connection;
 mod listener;
 mod muxer;
@@ -19,6 +20,7 @@ use super::state::{DeviceState, VsockState};
 use muxer::Muxer;
 use packet::{HEADER_LEN, Header};
 
+pub use broker::VsockBroker;
 pub use listener::{BindVsockError, VsockConnector, VsockListener};
 
 /// Packets to the guest, packets from the guest, events to the guest.
@@ -78,6 +80,12 @@ impl Vsock {
     #[cfg(test)]
     pub(crate) fn connections(&self) -> usize {
         self.muxer.connections()
+    }
+
+    /// The number of requests that wait for the broker.
+    #[cfg(test)]
+    pub(crate) fn requests(&self) -> usize {
+        self.muxer.requests()
     }
 
     /// The number of connections that may have a packet for the guest.
