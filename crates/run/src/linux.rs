@@ -109,11 +109,13 @@ pub(crate) fn serve(
     let console = Console::new(descriptors.take_file(spec.console)?);
     let without = || StartError::Spec("a guest with Linux needs sockets".to_owned());
     let sockets = spec.sockets.clone().ok_or_else(without)?;
-    let Sockets { name, control, vsock, vsock_path, scratch } = sockets;
+    let Sockets { name, control, vsock, vsock_path, broker, scratch } = sockets;
     let control = UnixListener::from(descriptors.take(control)?);
     let vsock = UnixListener::from(descriptors.take(vsock)?);
-    let vsock = VsockListener::new(vsock, vsock_path.clone())
-        .map_err(|error| StartError::path("listen on", &vsock_path, error))?;
+    let broker = broker.map(|slot| descriptors.take(slot)).transpose()?;
+    let vsock = VsockListener::new(vsock)
+        .map_err(|error| StartError::path("listen on", &vsock_path, error))?
+        .with_broker(broker);
     let connector = vsock.connector();
     let host = HostConfig {
         vsock: Some(vsock),

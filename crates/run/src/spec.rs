@@ -10,6 +10,7 @@ use std::time::Duration;
 use firn_agent::protocol::RoleCredentials;
 use firn_pool::Client;
 use firn_snapshot::{SnapshotFiles, Verify};
+use firn_vmm::VsockBroker;
 use rustix::fs::{Mode, OFlags, open};
 use serde::{Deserialize, Serialize};
 
@@ -25,8 +26,7 @@ pub const SPEC_VERSION: u32 = 6;
 /// A request to start one microVM.
 ///
 /// It names no file that the monitor opens for itself: what the monitor uses of the host comes as
-/// descriptors, which the spec refers to by [`Slot`]. Paths are for messages, and for sockets that
-/// guests connect to.
+/// descriptors, which the spec refers to by [`Slot`]. Paths are for messages and manifests.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StartSpec {
     /// [`SPEC_VERSION`] of the sender.
@@ -74,9 +74,11 @@ pub struct Sockets {
     pub control: Slot,
     /// The socket for connections to the guest, listening.
     pub vsock: Slot,
-    /// The path of the latter. A guest's connection to port P of the host leads to the socket at
-    /// this path with `_P` appended.
+    /// The path of the latter, for messages.
     pub vsock_path: PathBuf,
+    /// The end of a [`VsockBroker`] that makes the guest's connections to the host; without one
+    /// they are refused.
+    pub broker: Option<Slot>,
     /// Where the guest's disk writes go.
     pub scratch: ScratchSpec,
 }
@@ -268,7 +270,8 @@ impl StartSpec {
 }
 
 impl Sockets {
-    /// Binds the sockets of a microVM whose name the caller has claimed, and opens the directory
+    /// Binds the sockets of a microVM whose name the caller has claimed and whose guest connects to
+    /// nothing on the host, and opens the directory
     /// `scratch`, for at most `limit` bytes that the guest writes to its disk.
     ///
     /// # Errors
@@ -288,6 +291,7 @@ impl Sockets {
             control: descriptors.add(bind(&control)?),
             vsock: descriptors.add(bind(&vsock_path)?),
             vsock_path,
+            broker: None,
             scratch: ScratchSpec { directory: descriptors.add(open_scratch(scratch)?), limit },
         })
     }
@@ -295,8 +299,9 @@ impl Sockets {
 
 impl HostSpec {
     /// Claims the name of a microVM, or one made of the id of this process, and binds its sockets.
-    /// The file that gets a copy of its console is created or emptied. The guest's disk writes go
-    /// to the directory for temporary files.
+    /// A thread of this process connects the guest to programs on the host. The file that gets a
+    /// copy of its console is created or emptied. The guest's disk writes go to the directory for
+    /// temporary files.
     ///
     /// # Errors
     /// [`StartError::Session`]: the name is in use or is not valid; [`StartError::Host`]: a file or
@@ -312,7 +317,10 @@ impl HostSpec {
             File::create(path).map_err(|error| StartError::path("create", path, error))
         };
         let console = console.map(create).transpose()?.map(|file| descriptors.add(file));
-        let sockets = Sockets::bind(&instance, &std::env::temp_dir(), u64::MAX, descriptors)?;
+        let mut sockets = Sockets::bind(&instance, &std::env::temp_dir(), u64::MAX, descriptors)?;
+        let broker = VsockBroker::start(instance.vsock_socket());
+        let broker = broker.map_err(|error| StartError::session("start a thread", error))?;
+        sockets.broker = Some(descriptors.add(broker));
         Ok((instance, Self { software_kvm: false, sockets: Some(sockets), console }))
     }
 }
