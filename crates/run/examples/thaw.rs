@@ -29,11 +29,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         return Err("usage: thaw SNAPSHOT EVENT".into());
     };
     let mut descriptors = Descriptors::default();
+    let (source, root) = SourceSpec::directory_with_root(path.as_ref(), &mut descriptors)?;
     let thaw = ThawSpec {
-        source: SourceSpec::directory(path.as_ref(), &mut descriptors)?,
+        source,
         planner: "firecracker".to_owned(),
         preloaded: false,
-        root: None,
+        root,
         invoke: Some(InvokeSpec { event, keep: false, compare: false }),
         replay: ReplaySpec::default(),
     };

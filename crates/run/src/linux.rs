@@ -12,7 +12,7 @@ use firn_memory::compare::{CompareReport, Original};
 use firn_snapshot::{PageSet, Snapshot};
 use firn_vmm::{
     BootConfig, Console, Handle, HostConfig, Microvm, OpenFile, Scratch, Virtualization,
-    VsockConnector, VsockListener, open_root_disk,
+    VsockConnector, VsockListener,
 };
 use uuid::Uuid;
 
@@ -28,7 +28,6 @@ use crate::life::{Clock, KvmDevice, Mapped, Run, Running, counters};
 use crate::outcome::Outcome;
 use crate::report::StartReport;
 use crate::session::{self, After, Interruption};
-use crate::source::Source;
 use crate::spec::{BootSpec, HostSpec, OpenedFile, Sockets, StartSpec, ThawSpec};
 
 /// A guest with Linux, and what its monitor serves it with.
@@ -155,7 +154,6 @@ impl Served {
 impl GuestKind for Linux {
     fn prepare(
         &mut self,
-        source: &Source,
         mapped: &mut Mapped<'_>,
         descriptors: &mut Descriptors,
     ) -> Result<(HostConfig, Option<OpenFile>), StartError> {
@@ -165,10 +163,7 @@ impl GuestKind for Linux {
         if *compare {
             mapped.memory_mut().track_writes();
         }
-        let root = match root.take() {
-            Some(moved) => Some(moved.take(descriptors)?),
-            None => open_root_disk(source.snapshot(), None)?,
-        };
+        let root = root.take().map(|root| root.take(descriptors)).transpose()?;
         Ok((self.take_host()?, root))
     }
 

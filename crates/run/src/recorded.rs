@@ -88,6 +88,6 @@ impl RecordedRun<'_> {
     }
 
     fn root(&self) -> Result<Option<OpenFile>, StartError> {
-        Ok(open_root_disk(self.source.snapshot(), self.root)?)
+        Ok(open_root_disk(self.source.snapshot().manifest(), self.root)?)
     }
 }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use firn_agent::protocol::RoleCredentials;
 use firn_pool::Client;
-use firn_snapshot::{SnapshotFiles, Verify};
-use firn_vmm::VsockBroker;
+use firn_snapshot::{Manifest, SnapshotDirectory, SnapshotFiles, Verify, open_pooled};
+use firn_vmm::{VsockBroker, open_root_disk};
 use rustix::fs::{Mode, OFlags, open};
 use serde::{Deserialize, Serialize};
 
@@ -136,7 +136,7 @@ pub struct ThawSpec {
     pub planner: String,
     /// Whether the image is in the page cache already, so that the plan's own preload is left out.
     pub preloaded: bool,
-    /// The root disk, where it is not at the path in the snapshot's manifest.
+    /// The root disk of a guest with Linux.
     pub root: Option<OpenedFile>,
     /// What a guest with Linux is asked.
     pub invoke: Option<InvokeSpec>,
@@ -205,10 +205,33 @@ impl SourceSpec {
     /// [`StartError::Open`]: its files cannot be opened.
     pub fn directory(path: &Path, descriptors: &mut Descriptors) -> Result<Self, StartError> {
         let (files, directory) = SnapshotFiles::open(path)?;
+        Ok(Self::of_files(files, directory, descriptors))
+    }
+
+    /// The same, and the root disk that the snapshot's manifest names, if it names one.
+    ///
+    /// # Errors
+    /// [`StartError::Open`]: its files cannot be opened, or the manifest is damaged;
+    /// [`StartError::Host`]: the disk cannot be opened, or is not the one of the freeze.
+    pub fn directory_with_root(
+        path: &Path,
+        descriptors: &mut Descriptors,
+    ) -> Result<(Self, Option<OpenedFile>), StartError> {
+        let (files, directory) = SnapshotFiles::open(path)?;
+        let root = OpenedFile::root_of(&files.manifest(path)?, descriptors)?;
+        Ok((Self::of_files(files, directory, descriptors), root))
+    }
+
+    fn of_files(
+        files: SnapshotFiles,
+        directory: SnapshotDirectory,
+        descriptors: &mut Descriptors,
+    ) -> Self {
+        let path = directory.path().to_owned();
         descriptors.keep_directory(directory);
         let slots: Result<_, Infallible> = files.try_map(|file| Ok(descriptors.add(file)));
         let Ok(files) = slots;
-        Ok(Self::Directory { files: Box::new(files), path: path.to_owned(), verify: false })
+        Self::Directory { files: Box::new(files), path, verify: false }
     }
 
     /// The same, with what a plan maps unchecked from its files verified before the guest runs.
@@ -234,6 +257,23 @@ impl SourceSpec {
         Ok(Self::Pool { manager, name: name.to_owned(), verify })
     }
 
+    /// The same, and the root disk that the snapshot's manifest names, if it names one.
+    ///
+    /// # Errors
+    /// [`StartError::Open`]: the manager does not answer, has no such snapshot, or it is damaged;
+    /// [`StartError::Host`]: the disk cannot be opened, or is not the one of the freeze.
+    pub fn pool_with_root(
+        socket: &Path,
+        name: &str,
+        verify: Verify,
+        descriptors: &mut Descriptors,
+    ) -> Result<(Self, Option<OpenedFile>), StartError> {
+        // By a connection of its own: the monitor's has no grant but its own.
+        let (snapshot, _grant) = open_pooled(socket, name, Verify::Never)?;
+        let root = OpenedFile::root_of(snapshot.manifest(), descriptors)?;
+        Ok((Self::pool(socket, name, verify, descriptors)?, root))
+    }
+
     /// A snapshot in the pool that a [standby monitor](crate::monitor::Monitor::stand_by) is
     /// connected to.
     #[must_use]
@@ -250,6 +290,14 @@ impl OpenedFile {
     pub fn open(path: &Path, descriptors: &mut Descriptors) -> Result<Self, StartError> {
         let opened = firn_vmm::OpenFile::open(path)?;
         Ok(Self { slot: descriptors.add(opened.file), path: opened.path })
+    }
+
+    fn root_of(
+        manifest: &Manifest,
+        descriptors: &mut Descriptors,
+    ) -> Result<Option<Self>, StartError> {
+        let root = open_root_disk(manifest, None)?;
+        Ok(root.map(|root| Self { slot: descriptors.add(root.file), path: root.path }))
     }
 
     pub(crate) fn take(

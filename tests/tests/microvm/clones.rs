@@ -74,11 +74,12 @@ fn ready_clones_get_their_identities_and_the_time_when_they_are_resumed() {
     let event = json!({"module": "identity", "event": null}).to_string();
     let make = |number: usize| {
         let mut descriptors = Descriptors::default();
+        let (source, root) = SourceSpec::directory_with_root(snapshot, &mut descriptors).unwrap();
         let thaw = ThawSpec {
-            source: SourceSpec::directory(snapshot, &mut descriptors).unwrap(),
+            source,
             planner: "dram_cached".to_owned(),
             preloaded: false,
-            root: None,
+            root,
             invoke: Some(InvokeSpec { event: event.clone(), keep: false, compare: false }),
             replay: ReplaySpec::default(),
         };

@@ -200,12 +200,13 @@ impl Stage<'_> {
                 Place::Pool => SourceSpec::pool(socket, name, Verify::Once, &mut descriptors)?,
                 _ => SourceSpec::directory(files, &mut descriptors)?,
             };
+            let root = OpenedFile::open(&image_file(&ImageName::base()), &mut descriptors)?;
             let event = self.event("input-b.json")?;
             let thaw = ThawSpec {
                 source,
                 planner: planner.to_owned(),
                 preloaded: false,
-                root: None,
+                root: Some(root),
                 invoke: Some(InvokeSpec { event, keep: false, compare: false }),
                 replay: ReplaySpec::default(),
             };
