@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         invoke: Some(InvokeSpec { event, keep: false, compare: false }),
         replay: ReplaySpec::default(),
     };
-    let (_claimed, host) = HostSpec::claim(None, None, &mut descriptors)?;
+    let (_claimed, host) = HostSpec::claim(None, None, true, &mut descriptors)?;
     let spec = StartSpec::new(Origin::Thaw(thaw), host, Duration::from_secs(60));
     let (kvm, listener) = (Path::new("/dev/kvm").into(), Arc::new(Printer) as Arc<dyn Listener>);
     Ok(start(&spec, descriptors, kvm, Clock::now(), &listener)?)

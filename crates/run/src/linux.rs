@@ -116,12 +116,16 @@ pub(crate) fn serve(
         .map_err(|error| StartError::path("listen on", &vsock_path, error))?
         .with_broker(broker);
     let connector = vsock.connector();
+    let scratch = match scratch {
+        Some(scratch) => {
+            let file = descriptors.take(scratch.file)?.into();
+            Some(Scratch { file, limit: scratch.limit })
+        }
+        None => None,
+    };
     let host = HostConfig {
         vsock: Some(vsock),
-        scratch: Some(Scratch {
-            directory: descriptors.take(scratch.directory)?,
-            limit: scratch.limit,
-        }),
+        scratch,
         console: console.clone(),
         generation: Some(identity.generation),
         windows: Vec::new(),

@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,8 +9,7 @@ use std::time::Duration;
 use firn_agent::protocol::RoleCredentials;
 use firn_pool::Client;
 use firn_snapshot::{Manifest, SnapshotDirectory, SnapshotFiles, Verify, open_pooled};
-use firn_vmm::{VsockBroker, open_root_disk};
-use rustix::fs::{Mode, OFlags, open};
+use firn_vmm::{VsockBroker, open_root_disk, scratch_file};
 use serde::{Deserialize, Serialize};
 
 use crate::descriptors::{Descriptors, Slot};
@@ -49,7 +47,7 @@ pub struct HostSpec {
     /// Whether Linux is tried where the processor has no hardware virtualisation (a PVM guest
     /// kernel runs there).
     pub software_kvm: bool,
-    /// Its sockets, which a guest with Linux has, and the directory for its disk writes.
+    /// Its sockets, which a guest with Linux has, and the file for its disk writes.
     pub sockets: Option<Sockets>,
     /// The file that gets a copy of the guest's serial console.
     pub console: Option<Slot>,
@@ -79,15 +77,15 @@ pub struct Sockets {
     /// The end of a [`VsockBroker`] that makes the guest's connections to the host; without one
     /// they are refused.
     pub broker: Option<Slot>,
-    /// Where the guest's disk writes go.
-    pub scratch: ScratchSpec,
+    /// Where the guest's disk writes go; `None` to keep them in memory.
+    pub scratch: Option<ScratchSpec>,
 }
 
 /// The place of a guest's disk writes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ScratchSpec {
-    /// The directory.
-    pub directory: Slot,
+    /// An empty file without a name.
+    pub file: Slot,
     /// Limit of the space that they take, bytes.
     pub limit: u64,
 }
@@ -318,18 +316,12 @@ impl StartSpec {
 }
 
 impl Sockets {
-    /// Binds the sockets of a microVM whose name the caller has claimed and whose guest connects to
-    /// nothing on the host, and opens the directory
-    /// `scratch`, for at most `limit` bytes that the guest writes to its disk.
+    /// Binds the sockets of a microVM whose name the caller has claimed. Its guest connects to
+    /// nothing on the host.
     ///
     /// # Errors
-    /// [`StartError::Host`] names what cannot be bound or opened.
-    pub fn bind(
-        instance: &Instance,
-        scratch: &Path,
-        limit: u64,
-        descriptors: &mut Descriptors,
-    ) -> Result<Self, StartError> {
+    /// [`StartError::Host`] names what cannot be bound.
+    pub fn bind(instance: &Instance, descriptors: &mut Descriptors) -> Result<Self, StartError> {
         let bind = |path: &Path| {
             UnixListener::bind(path).map_err(|error| StartError::path("bind", path, error))
         };
@@ -340,16 +332,33 @@ impl Sockets {
             vsock: descriptors.add(bind(&vsock_path)?),
             vsock_path,
             broker: None,
-            scratch: ScratchSpec { directory: descriptors.add(open_scratch(scratch)?), limit },
+            scratch: None,
         })
+    }
+}
+
+impl ScratchSpec {
+    /// Makes a file in `directory`, or in memory where its file system has no files without a name,
+    /// for at most `limit` bytes that a guest writes to its disk.
+    ///
+    /// # Errors
+    /// [`StartError::Host`]: it cannot be made.
+    pub fn create(
+        directory: &Path,
+        limit: u64,
+        descriptors: &mut Descriptors,
+    ) -> Result<Self, StartError> {
+        let file = scratch_file(directory);
+        let file = file.map_err(|error| StartError::path("create a file in", directory, error))?;
+        Ok(Self { file: descriptors.add(file), limit })
     }
 }
 
 impl HostSpec {
     /// Claims the name of a microVM, or one made of the id of this process, and binds its sockets.
     /// A thread of this process connects the guest to programs on the host. The file that gets a
-    /// copy of its console is created or emptied. The guest's disk writes go to the directory for
-    /// temporary files.
+    /// copy of its console is created or emptied. If it has disks, its disk writes go to a file in
+    /// the directory for temporary files.
     ///
     /// # Errors
     /// [`StartError::Session`]: the name is in use or is not valid; [`StartError::Host`]: a file or
@@ -357,6 +366,7 @@ impl HostSpec {
     pub fn claim(
         name: Option<&str>,
         console: Option<&Path>,
+        has_disks: bool,
         descriptors: &mut Descriptors,
     ) -> Result<(OwnedInstance, Self), StartError> {
         let unnamed = format!("vm-{}", std::process::id());
@@ -365,15 +375,14 @@ impl HostSpec {
             File::create(path).map_err(|error| StartError::path("create", path, error))
         };
         let console = console.map(create).transpose()?.map(|file| descriptors.add(file));
-        let mut sockets = Sockets::bind(&instance, &std::env::temp_dir(), u64::MAX, descriptors)?;
+        let mut sockets = Sockets::bind(&instance, descriptors)?;
+        if has_disks {
+            let directory = std::env::temp_dir();
+            sockets.scratch = Some(ScratchSpec::create(&directory, u64::MAX, descriptors)?);
+        }
         let broker = VsockBroker::start(instance.vsock_socket());
         let broker = broker.map_err(|error| StartError::session("start a thread", error))?;
         sockets.broker = Some(descriptors.add(broker));
         Ok((instance, Self { software_kvm: false, sockets: Some(sockets), console }))
     }
-}
-
-fn open_scratch(path: &Path) -> Result<OwnedFd, StartError> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    open(path, flags, Mode::empty()).map_err(|error| StartError::path("open", path, error.into()))
 }

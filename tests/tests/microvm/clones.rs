@@ -84,7 +84,7 @@ fn ready_clones_get_their_identities_and_the_time_when_they_are_resumed() {
             replay: ReplaySpec::default(),
         };
         let name = format!("ready-{}-{number}", std::process::id());
-        let (claimed, host) = HostSpec::claim(Some(&name), None, &mut descriptors).unwrap();
+        let (claimed, host) = HostSpec::claim(Some(&name), None, true, &mut descriptors).unwrap();
         let spec = StartSpec::new(Origin::Thaw(thaw), host, LIMIT);
         let mut monitor = Monitor::spawn(Path::new(&program), KVM_DEVICE.as_ref()).unwrap();
         monitor.make_ready(spec, &descriptors).unwrap();

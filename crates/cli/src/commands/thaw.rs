@@ -100,9 +100,10 @@ pub(crate) fn run(arguments: &ThawArgs) -> anyhow::Result<ExitCode> {
     };
     let thaw =
         ThawSpec { source, planner: planner.to_owned(), preloaded: false, root, invoke, replay };
+    let has_disks = thaw.root.is_some();
     let supervisor = supervisor::spawn(&arguments.host)?;
     let (name, console) = (arguments.name.as_deref(), arguments.console.as_deref());
-    let (_claimed, host) = HostSpec::claim(name, console, &mut descriptors)?;
+    let (_claimed, host) = HostSpec::claim(name, console, has_disks, &mut descriptors)?;
     let host = HostSpec { software_kvm: arguments.host.software_kvm, ..host };
     let limit = Duration::from_secs(arguments.time_limit);
     let spec = StartSpec::new(Origin::Thaw(thaw), host, limit);

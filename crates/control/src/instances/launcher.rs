@@ -11,8 +11,8 @@ use firn_run::jail::Jail;
 use firn_run::monitor::Monitor;
 use firn_run::{
     BootSpec, Descriptors, Failed, FreezeInstanceError, HostSpec, Instances, Making, OpenedFile,
-    Origin, OwnedInstance, PoolManagerError, ReadyUse, ReplaySpec, RoleCredentials, Sockets,
-    SourceSpec, StartReport, StartSpec, ThawSpec,
+    Origin, OwnedInstance, PoolManagerError, ReadyUse, ReplaySpec, RoleCredentials, ScratchSpec,
+    Sockets, SourceSpec, StartReport, StartSpec, ThawSpec,
 };
 use firn_snapshot::{Destination, Verify};
 use firn_vmm::Shape;
@@ -518,9 +518,9 @@ impl Launcher {
     ) -> Result<(OwnedInstance, StartSpec), firn_run::StartError> {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let instance = self.instances.claim(&format!("serve-{}-{number}", std::process::id()))?;
-        let sockets = Sockets::bind(&instance, self.scratch.path(), disk, descriptors)?;
-        let host =
-            HostSpec { software_kvm: self.software_kvm, sockets: Some(sockets), console: None };
+        let scratch = Some(ScratchSpec::create(self.scratch.path(), disk, descriptors)?);
+        let sockets = Some(Sockets { scratch, ..Sockets::bind(&instance, descriptors)? });
+        let host = HostSpec { software_kvm: self.software_kvm, sockets, console: None };
         Ok((instance, StartSpec::new(origin, host, self.start_limit)))
     }
 

@@ -24,6 +24,7 @@ mod testing;
 mod vsock;
 
 pub(crate) use balloon::{Balloon, PageDiscard};
+pub use block::scratch_file;
 pub(crate) use block::{Block, Disk, OpenDiskError, OverlayDisk, ReadOnlyDisk};
 pub(crate) use device::VirtioDevice;
 pub(crate) use error::RestoreDeviceError;
