@@ -370,7 +370,10 @@ impl HostSpec {
         descriptors: &mut Descriptors,
     ) -> Result<(OwnedInstance, Self), StartError> {
         let unnamed = format!("vm-{}", std::process::id());
-        let instance = Instances::of_user().claim(name.unwrap_or(&unnamed))?;
+        let instances = Instances::of_user();
+        // Removes what killed commands have left in the run folder.
+        let _ = instances.running();
+        let instance = instances.claim(name.unwrap_or(&unnamed))?;
         let create = |path: &Path| {
             File::create(path).map_err(|error| StartError::path("create", path, error))
         };

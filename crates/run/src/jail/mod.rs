@@ -12,7 +12,7 @@
 //! - **programs**: Landlock denies executing files, TCP, abstract unix sockets of other processes
 //!   and signals to them (landlock(7)).
 //!
-//! Files are not walled off: a monitor opens its snapshot and its disks by their paths.
+//! Files are not walled off: a monitor opens devices and files of `/proc` and `/sys` by their paths.
 
 mod privileges;
 

@@ -17,7 +17,6 @@ use super::{Event, Order};
 use crate::descriptors::Descriptors;
 use crate::error::StartError;
 use crate::guest::Listener;
-use crate::instance::SweepAfterOwner;
 use crate::jail::{self, JailMode, JailReport};
 use crate::life::{Clock, KvmDevice};
 use crate::outcome::Outcome;
@@ -84,14 +83,7 @@ pub fn serve(kvm: &Path, jail: JailMode, network: Option<&Path>) -> Result<(), S
     let mut opened = OpenKvm::open(kvm).ok().map(Standby::from);
     // Nothing here relies on what a signal does by default: the first process of a pid namespace
     // ignores it.
-    let sweep = Arc::<Mutex<Option<SweepAfterOwner>>>::default();
-    let left = sweep.clone();
-    let interruption = Interruption::catch_or(move |_| {
-        if let Some(sweep) = left.lock().take() {
-            sweep.wait();
-        }
-        std::process::exit(1);
-    })?;
+    let interruption = Interruption::catch_or(|_| std::process::exit(1))?;
     // The thread that ends this process with its owner starts before there is an order, and reads
     // after it.
     let (release, released) = sync_channel(1);
@@ -134,7 +126,6 @@ pub fn serve(kvm: &Path, jail: JailMode, network: Option<&Path>) -> Result<(), S
         }
     };
     let begun_ns = now_ns();
-    *sweep.lock() = sweep_after(&order);
     let ready = matches!(order, Order::MakeReady(_));
     if !ready {
         let _ = begin.send(());
@@ -147,7 +138,7 @@ pub fn serve(kvm: &Path, jail: JailMode, network: Option<&Path>) -> Result<(), S
         let _ = begin.send(());
         Ok(clock)
     };
-    let done = match order {
+    match order {
         Order::Start(spec) | Order::MakeReady(spec) => {
             let kvm = opened.map_or_else(|| KvmDevice::from(kvm), KvmDevice::Open);
             let request_ns = spec.request_ns;
@@ -168,17 +159,8 @@ pub fn serve(kvm: &Path, jail: JailMode, network: Option<&Path>) -> Result<(), S
         | Order::StandBy { .. }
         | Order::Pause
         | Order::Unpause => Err(StartError::Spec("the first order starts nothing".to_owned())),
-    };
-    let done = done.inspect_err(|error| reporter.send(&Event::Failed(error.clone())));
-    // Last: the end of a start may wait for the pool's manager, and the owner may be killed
-    // meanwhile.
-    drop(sweep.lock().take());
-    done
-}
-
-fn sweep_after(order: &Order) -> Option<SweepAfterOwner> {
-    let (Order::Start(spec) | Order::MakeReady(spec)) = order else { return None };
-    SweepAfterOwner::new(&spec.host.sockets.as_ref()?.vsock_path)
+    }
+    .inspect_err(|error| reporter.send(&Event::Failed(error.clone())))
 }
 
 /// Waits for the order to resume; `None` where the owner has ended.
