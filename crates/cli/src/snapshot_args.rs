@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 
-use firn_run::{Descriptors, PoolManager, Source, SourceSpec, set_pooled_profile};
+use firn_run::{Descriptors, OpenedFile, PoolManager, Source, SourceSpec, set_pooled_profile};
 use firn_snapshot::{Destination, Profile, Verify};
 
 use crate::output;
@@ -54,21 +54,34 @@ impl SnapshotArgs {
         self.verify.unwrap_or(VerifyArg::Once)
     }
 
-    /// The snapshot for a start.
-    pub(crate) fn source(&self, descriptors: &mut Descriptors) -> anyhow::Result<SourceSpec> {
+    /// The snapshot for a start, and its root disk, if it has one: at `moved`, or where the
+    /// manifest names it.
+    pub(crate) fn source(
+        &self,
+        moved: Option<&Path>,
+        descriptors: &mut Descriptors,
+    ) -> anyhow::Result<(SourceSpec, Option<OpenedFile>)> {
+        let moved = moved.map(|path| OpenedFile::open(path, descriptors)).transpose()?;
         let Some(pool) = &self.pool else {
-            let source = SourceSpec::directory(&self.snapshot, descriptors)?;
+            let path = &self.snapshot;
+            let (source, root) = match moved {
+                Some(root) => (SourceSpec::directory(path, descriptors)?, Some(root)),
+                None => SourceSpec::directory_with_root(path, descriptors)?,
+            };
             return match self.verify {
-                Some(VerifyArg::Always) => Ok(source.verified()),
-                Some(VerifyArg::Never) | None => Ok(source),
+                Some(VerifyArg::Always) => Ok((source.verified(), root)),
+                Some(VerifyArg::Never) | None => Ok((source, root)),
                 Some(VerifyArg::Once) => {
                     anyhow::bail!("--verify once needs --pool: pass --verify always")
                 }
             };
         };
         let pool = pool_at::open(pool)?;
-        let name = name(&self.snapshot)?;
-        Ok(SourceSpec::pool(pool.socket(), name, self.when().into(), descriptors)?)
+        let (socket, name, when) = (pool.socket(), name(&self.snapshot)?, self.when().into());
+        Ok(match moved {
+            Some(root) => (SourceSpec::pool(socket, name, when, descriptors)?, Some(root)),
+            None => SourceSpec::pool_with_root(socket, name, when, descriptors)?,
+        })
     }
 
     /// Opens the snapshot to look at it; of a pool, its sealed extent.

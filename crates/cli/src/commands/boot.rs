@@ -100,7 +100,7 @@ pub(crate) fn run(arguments: &BootArgs) -> anyhow::Result<ExitCode> {
     };
     let supervisor = supervisor::spawn(&arguments.monitor)?;
     let (name, console) = (arguments.name.as_deref(), arguments.console.as_deref());
-    let (_claimed, host) = HostSpec::claim(name, console, &mut descriptors)?;
+    let (_claimed, host) = HostSpec::claim(name, console, true, &mut descriptors)?;
     let host = HostSpec { software_kvm: arguments.monitor.host.software_kvm, ..host };
     let limit = Duration::from_secs(arguments.time_limit);
     let spec = StartSpec::new(Origin::Boot(Box::new(boot)), host, limit);

@@ -191,7 +191,7 @@ async fn frozen_snapshots_count_with_what_they_take_in_their_place() {
     }
     let freeze = |latest: &Version, place| {
         let (planner, bytes) = ("firecracker".to_owned(), 50 * MIB);
-        let snapshot = Some(VersionSnapshot { place, bytes, planner });
+        let snapshot = Some(VersionSnapshot { place, bytes, planner, root: None });
         let version = Version { version: "1".to_owned(), snapshot, ..latest.clone() };
         let stored = service.store.change(|change| {
             change.put_version(&version.function, 1, &version)?;
