@@ -7,7 +7,7 @@ use crate::layout::GRANULE;
 use crate::media::Medium;
 use crate::{
     Access, CreateOptions, MappedMedium, MediumError, MediumFailure, MemfdOptions, OpenError, Pool,
-    PoolReader,
+    PoolReader, Window,
 };
 
 const SIZE: u64 = 16 * GRANULE;
@@ -16,8 +16,15 @@ fn freeze(pool: &Pool, name: &str, text: &[u8]) {
     let staging = pool.allocate(name, 3 * 4096, 5000).unwrap();
     let extent = staging.map().unwrap();
     extent.write_guest(0, &[0; 3 * 4096]).unwrap();
-    extent.write_guest(4096, text).unwrap();
-    extent.write_tail(4900, text).unwrap();
+    let window = Window::create(8192).unwrap().0;
+    window.store(5000, text);
+    let len = u64::try_from(text.len()).unwrap();
+    extent.write_guest_from(4096, &window, 5000, len).unwrap();
+    if text == b"ice" {
+        extent.write_tail_from(4900, &window, 5000, len).unwrap();
+    } else {
+        extent.write_tail(4900, text).unwrap();
+    }
     extent.flush().unwrap();
     staging.publish().unwrap();
 }
