@@ -44,14 +44,15 @@ mod mapped_extent;
 mod media;
 mod pool;
 mod runs;
+mod window;
 
 pub use extent::Extent;
 pub use layout::GRANULE;
 pub use learnt::Learnt;
 pub use manager::{
-    ArenaFacts, Client, ClientError, ClientWatch, CopyGrant, CopySet, Description, ExtentFacts,
-    ExtentGrant, FindManagerError, ManagerDirectory, NoCopy, Refusal, RemoveError, ReplicaGrant,
-    Server, ServerError,
+    ArenaFacts, Client, ClientError, ClientWatch, CopyGrant, CopySet, Description, ExtentGrant,
+    FindManagerError, ManagerDirectory, NoCopy, Refusal, RemoveError, ReplicaGrant, Server,
+    ServerError,
 };
 pub use mapped_extent::{MapExtentError, MappedExtent};
 #[cfg(any(test, feature = "simulated"))]
@@ -67,3 +68,4 @@ pub use pool::{
     ReplicaError, Role, Staging, VerifyReport,
 };
 pub use runs::{COPY_CHUNK, pack_copy};
+pub use window::Window;

@@ -6,10 +6,12 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
 use firn_base::begin_writeback;
+use firn_base::num::{u64_of, usize_of};
 use thiserror::Error;
 
 use crate::extent::Extent;
 use crate::media::{Access, Durability, How, Memory, fence};
+use crate::window::Window;
 
 /// Why an extent cannot be mapped.
 #[derive(Debug, Error)]
@@ -114,14 +116,59 @@ impl MappedExtent {
         self.write(self.tail(offset, bytes.len()), bytes)
     }
 
-    /// Writes bytes at `at` of the extent. The processor's caches are flushed at once, because a
-    /// fence orders only the flushes of its own processor, and then only what was written is
-    /// flushed.
+    /// Copies `len` bytes at `start` of a window into guest memory. Several threads may do it.
+    ///
+    /// # Errors
+    /// As of [`write_guest`](Self::write_guest).
+    pub fn write_guest_from(
+        &self,
+        offset: u64,
+        window: &Window,
+        start: u64,
+        len: u64,
+    ) -> io::Result<()> {
+        self.write_from(self.guest(offset, usize_of(len)), window, start, len)
+    }
+
+    /// Copies `len` bytes at `start` of a window into the tail. Several threads may do it.
+    ///
+    /// # Errors
+    /// As of [`write_guest`](Self::write_guest).
+    pub fn write_tail_from(
+        &self,
+        offset: u64,
+        window: &Window,
+        start: u64,
+        len: u64,
+    ) -> io::Result<()> {
+        self.write_from(self.tail(offset, usize_of(len)), window, start, len)
+    }
+
     fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        let store = |memory: &Memory| memory.store(at, bytes);
+        self.put(at, u64_of(bytes.len()), store, |file, begin| file.write_all_at(bytes, begin))
+    }
+
+    fn write_from(&self, at: u64, window: &Window, start: u64, len: u64) -> io::Result<()> {
+        let from = window.memory();
+        let store = |memory: &Memory| memory.copy(at, from, start, len);
+        self.put(at, len, store, |file, begin| from.write_to(start, len, file, begin))
+    }
+
+    /// Writes `len` bytes at `at` of the extent, with `store` or, at an offset of the medium, with
+    /// `write`. The processor's caches are flushed at once, because a fence orders only the flushes
+    /// of its own processor, and then only what was written is flushed.
+    fn put(
+        &self,
+        at: u64,
+        len: u64,
+        store: impl FnOnce(&Memory),
+        write: impl FnOnce(&File, u64) -> io::Result<()>,
+    ) -> io::Result<()> {
         match self.durability {
             Durability::CacheLines(instruction) => {
-                self.memory.store(at, bytes);
-                self.memory.flush(instruction, at, firn_base::num::u64_of(bytes.len()));
+                store(&self.memory);
+                self.memory.flush(instruction, at, len);
                 fence();
             }
             // A store into the mapping would read the old bytes of the page, one page at a time.
@@ -129,10 +176,10 @@ impl MappedExtent {
                 assert!(self.memory.is_writable(), "a read-only mapping must not be written");
                 let Some(file) = &self.file else { return Ok(()) };
                 let begin = self.extent.offset + at;
-                file.write_all_at(bytes, begin)?;
-                begin_writeback(file, begin..begin + firn_base::num::u64_of(bytes.len()));
+                write(file, begin)?;
+                begin_writeback(file, begin..begin + len);
             }
-            Durability::Volatile => self.memory.store(at, bytes),
+            Durability::Volatile => store(&self.memory),
         }
         Ok(())
     }
@@ -148,7 +195,7 @@ impl MappedExtent {
 }
 
 fn within(offset: u64, len: usize, room: u64) -> u64 {
-    let end = offset.checked_add(firn_base::num::u64_of(len));
+    let end = offset.checked_add(u64_of(len));
     assert!(end.is_some_and(|end| end <= room), "{offset} + {len} is outside of {room} bytes");
     offset
 }

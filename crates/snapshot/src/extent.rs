@@ -2,45 +2,53 @@
 //!
 //! The extent begins with guest memory; every page is written, except zero pages where the extent
 //! is zero. The tail follows at the pool's alignment. It contains a header, the bytes of
-//! `snapshot.firn`, and the nonzero parts of the writable disk. This crate writes the bytes; the
-//! pool makes them durable and publishes them.
+//! `snapshot.firn`, and the nonzero parts of the writable disk. The machine passes the bytes, its
+//! supervisor writes them and makes them durable, and the pool publishes them.
 
 use std::io;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use firn_base::{nanoseconds, ns_since};
+use firn_base::ns_since;
+use firn_pool::Window;
 
 use crate::attach::{AttachError, COPY, Edited, copy};
 use crate::container::{HEADER_LEN, Header};
 use crate::disk::{DiskSource, ScanError, scan};
 use crate::freeze::FreezeReport;
 use crate::freeze_error::FreezeError;
-use crate::image::{ImageSink, PageSource, is_zero, write_image, write_nonzero};
+use crate::image::{PageSource, is_zero, write_image, write_nonzero};
 use crate::layout::MemoryLayout;
 use crate::manifest::{DiskIdentity, ImageInfo, ImageKind, Manifest};
 use crate::page_set::PageSet;
 use crate::profile::Profile;
 use crate::section::{NO_PROFILE_VERSION, Section, digests_len};
 use crate::tail::{MAX_RUNS, Tail, TailHeader};
+use crate::transfer::{Part, Sender, TailStream};
 use crate::writer::Machine;
 
 /// The extent that a snapshot is written into. Offsets are relative to guest memory or to the tail.
 pub(crate) trait ExtentTarget: Sync {
-    /// Writes guest memory at `offset`. Every page is written once, including zero pages, except
-    /// where [`is_zeroed`](Self::is_zeroed) is true for them. Several threads call it.
-    fn write_memory(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+    /// Writes bytes at `offset`. Every byte is written once, except zeros where
+    /// [`is_zeroed`](Self::is_zeroed) is true for them. Several threads call it.
+    fn write(&self, part: Part, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
-    /// Whether a part of guest memory is zero before it is written. Several threads call it.
-    fn is_zeroed(&self, offset: u64, len: u64) -> bool;
+    /// The same with `len` bytes at `start` of a window.
+    fn write_from(
+        &self,
+        part: Part,
+        offset: u64,
+        window: &Window,
+        start: u64,
+        len: u64,
+    ) -> io::Result<()>;
 
-    /// Writes the tail at `offset`.
-    fn write_tail(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+    /// Whether a range is zero before it is written. Several threads call it.
+    fn is_zeroed(&self, part: Part, offset: u64, len: u64) -> bool;
 
     /// Makes all bytes durable.
-    fn flush(&mut self) -> io::Result<()>;
+    fn flush(&self) -> io::Result<()>;
 }
 
 /// A snapshot whose sizes in an extent are known.
@@ -90,19 +98,19 @@ impl ExtentPlan {
         self.tail.data().end
     }
 
-    /// Writes everything and makes it durable. The disk is read a second time.
-    pub(crate) fn write(
+    /// Passes everything to the supervisor. The disk is read a second time.
+    pub(crate) fn pass(
         self,
         machine: &Machine,
         memory: &dyn PageSource,
         disk: Option<&mut dyn DiskSource>,
-        target: &mut dyn ExtentTarget,
+        sender: &Sender,
         report: &mut FreezeReport,
     ) -> Result<(), FreezeError> {
         let begin = Instant::now();
-        let sink = MemorySink { target: &*target, written: AtomicU64::new(0) };
-        let image = write_image(&sink, memory, ImageKind::Dense)?;
-        report.add_image(&image, begin.elapsed(), sink.written.into_inner());
+        // The supervisor writes the zero pages.
+        let image = write_image(sender, memory, ImageKind::Sparse)?;
+        report.add_image(&image, begin.elapsed(), 0);
 
         let begin = Instant::now();
         let zero_map = image.zero_map.to_bytes();
@@ -115,28 +123,20 @@ impl ExtentPlan {
         ];
         let header = Header::of(&sections)?;
         debug_assert_eq!(header.file_len(), self.tail.container_len);
-        let mut write = |offset, bytes: &[u8]| {
-            report.bytes_written += bytes.len() as u64;
-            target.write_tail(offset, bytes).map_err(failed("write the tail of"))
-        };
-        write(0, &self.tail.encode())?;
-        let container = self.tail.container().start;
-        write(container, &header.encode())?;
-        for (section, _, bytes) in sections {
-            write(container + header.range(section).start, bytes)?;
+        let mut tail = sender.tail(self.guest_bytes);
+        tail.write(&self.tail.encode())?;
+        tail.write(&header.encode())?;
+        for (_, _, bytes) in sections {
+            tail.write(bytes)?;
         }
-        let sections_time = begin.elapsed();
+        report.sync_ns = ns_since(begin);
 
         let begin = Instant::now();
         if let Some(disk) = disk {
-            copy_runs(disk, &self.tail, &mut write)?;
+            pass_runs(disk, &self.tail, &mut tail)?;
         }
+        tail.finish()?;
         report.overlay_ns += ns_since(begin);
-
-        let begin = Instant::now();
-        target.flush().map_err(failed("make durable"))?;
-        report.sync_ns = nanoseconds(sections_time + begin.elapsed());
-        report.disk_bytes = report.bytes_written;
         Ok(())
     }
 }
@@ -144,24 +144,6 @@ impl ExtentPlan {
 /// The failure of an action with the extent.
 pub(crate) fn failed(action: &'static str) -> impl Fn(io::Error) -> FreezeError + Copy {
     move |source| FreezeError::Extent { action, source }
-}
-
-struct MemorySink<'a> {
-    target: &'a dyn ExtentTarget,
-    written: AtomicU64,
-}
-
-impl ImageSink for MemorySink<'_> {
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), FreezeError> {
-        self.written.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        self.target.write_memory(offset, bytes).map_err(failed("write guest memory into"))
-    }
-
-    fn is_zeroed(&self, offset: u64, len: u64) -> bool {
-        self.target.is_zeroed(offset, len)
-    }
-
-    fn finish_chunk(&self, _: u64, _: u64) {}
 }
 
 /// The nonzero parts of a writable disk.
@@ -196,22 +178,20 @@ fn scan_overlay(source: &mut dyn DiskSource) -> Result<OverlayRuns, FreezeError>
     Ok(overlay)
 }
 
-/// Copies the runs' bytes into the tail.
-fn copy_runs(
+/// Passes the runs' bytes.
+fn pass_runs(
     source: &mut dyn DiskSource,
-    tail: &TailHeader,
-    mut write: impl FnMut(u64, &[u8]) -> Result<(), FreezeError>,
+    header: &TailHeader,
+    tail: &mut TailStream<'_>,
 ) -> Result<(), FreezeError> {
     let mut buf = vec![0; COPY];
-    let mut at = tail.data().start;
-    for run in &tail.runs {
+    for run in &header.runs {
         let mut offset = run.start;
         while offset < run.end {
             let bytes = &mut buf[..usize::try_from(run.end - offset).unwrap_or(COPY).min(COPY)];
             source.read(bytes, offset).map_err(|source| FreezeError::Overlay { source })?;
-            write(at, bytes)?;
+            tail.write(bytes)?;
             offset += bytes.len() as u64;
-            at += bytes.len() as u64;
         }
     }
     Ok(())
@@ -252,7 +232,7 @@ impl<'a> ProfiledExtent<'a> {
     pub(crate) fn write(
         &self,
         mut read_memory: impl FnMut(u64, &mut [u8]),
-        target: &mut dyn ExtentTarget,
+        target: &dyn ExtentTarget,
     ) -> Result<(), AttachError> {
         let (guest_bytes, source) = (self.guest_bytes(), &self.tail.container);
         let mut buf = vec![0; COPY];
@@ -260,12 +240,11 @@ impl<'a> ProfiledExtent<'a> {
         while offset < guest_bytes {
             let bytes = &mut buf[..usize::try_from(guest_bytes - offset).unwrap_or(COPY).min(COPY)];
             read_memory(offset, bytes);
-            target.write_memory(offset, bytes).map_err(failed("write guest memory into"))?;
+            target.write(Part::Guest, offset, bytes).map_err(failed("write"))?;
             offset += bytes.len() as u64;
         }
-        let mut write = |offset, bytes: &[u8]| {
-            target.write_tail(offset, bytes).map_err(failed("write the tail of"))
-        };
+        let mut write =
+            |offset, bytes: &[u8]| target.write(Part::Tail, offset, bytes).map_err(failed("write"));
         write(0, &self.header.encode())?;
         let start = self.header.container().start;
         self.container

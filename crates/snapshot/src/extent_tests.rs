@@ -2,45 +2,63 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use firn_pool::Window;
 use parking_lot::Mutex;
 use proptest::prelude::{any, proptest};
 
-use super::{ExtentPlan, ExtentTarget, MAX_RUNS, OverlayRuns, Tail, TailHeader};
+use super::{ExtentPlan, ExtentTarget, MAX_RUNS, OverlayRuns, Part, Tail, TailHeader};
 use crate::container::Header;
 use crate::manifest::DiskIdentity;
 use crate::section::Section;
-use crate::tests::support::{Memory, description, file_with, machine};
-use crate::{DiskSource, FreezeError, FreezeReport, OpenError, ReadAt, Snapshot};
+use crate::tests::support::{Memory, description, file_with, machine, pass_extent};
+use crate::transfer::Received;
+use crate::{DiskSource, FreezeError, OpenError, ReadAt, Snapshot};
+
+/// The bytes of an extent.
+struct Frozen {
+    memory: Vec<u8>,
+    tail: Vec<u8>,
+}
 
 /// An extent in vectors, which initially contains old bytes.
 struct Extent {
     memory: Mutex<Vec<u8>>,
-    tail: Vec<u8>,
-    flushed: bool,
+    tail: Mutex<Vec<u8>>,
+    flushed: AtomicBool,
 }
 
 impl ExtentTarget for Extent {
-    fn write_memory(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.memory.lock()[usize::try_from(offset).unwrap()..][..bytes.len()]
-            .copy_from_slice(bytes);
+    fn write(&self, part: Part, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        assert!(!self.flushed.load(Ordering::Relaxed));
+        let to = match part {
+            Part::Guest => &self.memory,
+            Part::Tail => &self.tail,
+        };
+        to.lock()[usize::try_from(offset).unwrap()..][..bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
 
-    fn is_zeroed(&self, _: u64, _: u64) -> bool {
+    fn write_from(
+        &self,
+        part: Part,
+        offset: u64,
+        window: &Window,
+        start: u64,
+        len: u64,
+    ) -> io::Result<()> {
+        let mut bytes = vec![0; usize::try_from(len).unwrap()];
+        window.load(start, &mut bytes);
+        self.write(part, offset, &bytes)
+    }
+
+    fn is_zeroed(&self, _: Part, _: u64, _: u64) -> bool {
         false
     }
 
-    fn write_tail(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        assert!(!self.flushed);
-        let room = self.tail.get_mut(usize::try_from(offset).unwrap()..);
-        let room = room.and_then(|room| room.get_mut(..bytes.len()));
-        room.ok_or(io::ErrorKind::StorageFull)?.copy_from_slice(bytes);
-        Ok(())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.flushed = true;
+    fn flush(&self) -> io::Result<()> {
+        self.flushed.store(true, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -82,33 +100,30 @@ fn disk() -> Vec<u8> {
     disk
 }
 
-fn freeze(memory: &mut Memory, disk: Option<&[u8]>) -> (Extent, FreezeReport) {
+/// The tail, and what was received of the whole extent.
+fn freeze(memory: &mut Memory, disk: Option<&[u8]>) -> (Frozen, Received) {
     let file = disk.map(file_with);
     let mut disk = file.as_ref();
     freeze_disk(memory, disk.as_mut().map(|file| file as &mut dyn DiskSource))
 }
 
-fn freeze_disk(
-    memory: &mut Memory,
-    mut disk: Option<&mut dyn DiskSource>,
-) -> (Extent, FreezeReport) {
+fn freeze_disk(memory: &mut Memory, mut disk: Option<&mut dyn DiskSource>) -> (Frozen, Received) {
     let machine = machine(description(), &STATE);
     let again = disk.as_mut().map(|disk| &mut **disk as &mut dyn DiskSource);
     let plan = ExtentPlan::new(&machine, &memory.layout, again).unwrap();
     let old = |bytes| vec![0xa5; usize::try_from(bytes).unwrap()];
-    let mut extent = Extent {
+    let extent = Extent {
         memory: Mutex::new(old(plan.guest_bytes())),
-        tail: old(plan.tail_bytes()),
-        flushed: false,
+        tail: Mutex::new(old(plan.tail_bytes())),
+        flushed: AtomicBool::new(false),
     };
-    let mut report = FreezeReport::default();
-    plan.write(&machine, memory, disk, &mut extent, &mut report).unwrap();
-    assert!(extent.flushed);
-    (extent, report)
+    let (report, received) = pass_extent(plan, &machine, memory, disk, &extent);
+    assert_eq!(report.zero_pages, received.zero_pages_written);
+    (Frozen { memory: extent.memory.into_inner(), tail: extent.tail.into_inner() }, received)
 }
 
-fn medium(extent: &Extent) -> File {
-    file_with(&extent.memory.lock())
+fn medium(extent: &Frozen) -> File {
+    file_with(&extent.memory)
 }
 
 fn open(medium: &File, tail: Vec<u8>) -> Result<Snapshot, OpenError> {
@@ -119,9 +134,9 @@ fn open(medium: &File, tail: Vec<u8>) -> Result<Snapshot, OpenError> {
 #[test]
 fn a_dirty_extent_contains_the_frozen_snapshot() {
     let mut memory = memory();
-    let (extent, report) = freeze(&mut memory, Some(&disk()));
-    assert_eq!((report.stored_pages, report.zero_pages), (PAGES, PAGES - 4));
-    assert!(*extent.memory.lock() == memory.bytes);
+    let (extent, received) = freeze(&mut memory, Some(&disk()));
+    assert_eq!(received.zero_pages_written, PAGES - 4);
+    assert!(extent.memory == memory.bytes);
 
     let snapshot = open(&medium(&extent), extent.tail).unwrap();
     assert!(snapshot.image_file().is_none());
@@ -170,10 +185,10 @@ fn a_tail_has_its_exact_length_and_the_disk_is_copied_in_pieces() {
     let mut disk = vec![3; 9 << 20];
     disk[4096..3 << 20].fill(0);
     let mut counted = RecordedReads { disk: disk.clone(), longest: 0 };
-    let (extent, report) = freeze_disk(&mut memory(), Some(&mut counted));
+    let (extent, received) = freeze_disk(&mut memory(), Some(&mut counted));
     assert!(counted.longest <= 2 << 20, "{}", counted.longest);
     let guest = PAGES * 4096;
-    assert_eq!(report.bytes_written, guest + extent.tail.len() as u64);
+    assert_eq!(received.bytes_written, guest + extent.tail.len() as u64);
     // The tail contains no zero page of the disk, and few bytes besides the disk's data.
     let data = (6 << 20) + 4096;
     assert!((data..data + 100_000).contains(&extent.tail.len()), "{}", extent.tail.len());

@@ -1,5 +1,6 @@
-//! Freezing under supervision: the supervisor makes the files or the extent, a machine in the same
-//! or in another process writes them through descriptors, and the supervisor publishes them.
+//! Freezing under supervision: the supervisor makes the files, a machine in the same or in another
+//! process writes them through descriptors, and the supervisor publishes them. An extent of a pool
+//! is written by the supervisor, to whom the machine passes the bytes.
 //!
 //! The machine may be a monitor that its guest has taken over. It names no path and publishes
 //! nothing, and the supervisor reads nothing that it wrote, except for the first bytes of
@@ -8,19 +9,23 @@
 use std::error::Error;
 use std::fmt;
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use firn_base::{PAGE_SIZE, nanoseconds, ns_since};
-use firn_pool::{Client, ExtentFacts};
+use firn_pool::Client;
 use serde::{Deserialize, Serialize};
 
-use crate::extent::failed;
+use crate::extent::{ExtentTarget, failed};
 use crate::files::{CONTAINER_FILE, IMAGE_FILE, OVERLAY_FILE};
 use crate::freeze_error::FreezeError;
+use crate::in_pool::GrantedExtent;
 use crate::manifest::{FunctionInfo, ProtectedFile};
 use crate::staging::Staging;
+use crate::transfer::{Pieces, Received, Receiver};
 
 /// The place of a new snapshot. An existing snapshot is replaced completely, or not at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +49,10 @@ impl fmt::Display for Destination {
         }
     }
 }
+
+/// How long a machine may let its supervisor wait for the next bytes of an extent, and for the
+/// answer after the last ones.
+const MACHINE_LIMIT: Duration = Duration::from_secs(30);
 
 /// A request to freeze.
 #[derive(Clone, Debug)]
@@ -76,6 +85,15 @@ pub trait Freeze {
     /// # Errors
     /// The machine has run since [`write`](Self::write), or it cannot be written.
     fn seal(&mut self, seal: Seal, files: Vec<OwnedFd>) -> Result<FreezeReport, Self::Error>;
+
+    /// The connection to a machine of another process. The supervisor shuts it down if the machine
+    /// does not answer in time; then [`seal`](Self::seal) returns.
+    ///
+    /// # Errors
+    /// Its descriptor cannot be duplicated.
+    fn connection(&self) -> io::Result<Option<UnixStream>> {
+        Ok(None)
+    }
 }
 
 /// The first step of a freeze.
@@ -128,14 +146,15 @@ pub enum Seal {
         /// The files that fs-verity protects.
         protected: Vec<ProtectedFile>,
     },
-    /// Write this extent and make it durable. With this message come the descriptor of its medium,
-    /// and one of the connection that the extent was granted to. It must stay open while the extent
-    /// is written: if the supervisor is killed, the manager frees the extent once all descriptors
-    /// of the connection are closed.
-    Extent(ExtentFacts),
+    /// Pass the bytes of the extent to the supervisor, who writes it. With this message come a
+    /// window of memory and a socket to pass them through. They give no access to the pool.
+    Extent,
 }
 
 /// What a freeze wrote, and the durations of its parts, in ns.
+///
+/// For a pool, machine and supervisor work at the same time, each with a thread for each processor:
+/// the machine reads, digests and passes bytes, and the supervisor writes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FreezeReport {
     /// Bringing all vCPUs out of guest mode.
@@ -143,18 +162,20 @@ pub struct FreezeReport {
     /// Reading the machine state.
     pub save_ns: u64,
     /// Reading, digesting and writing guest memory, with a thread for each processor; for a pool,
-    /// also allocating and mapping the extent.
+    /// allocating and mapping the extent, and reading, digesting and passing guest memory.
     pub image_ns: u64,
     /// Of that, reading guest memory and finding the pages that were never touched: the sum over
     /// all threads.
     pub read_ns: u64,
     /// Of that, finding zero pages and computing digests: the sum over all threads.
     pub digest_ns: u64,
-    /// Of that, writing: the sum over all threads.
+    /// Of that, writing: the sum over all threads. For a pool, the supervisor's threads, with the
+    /// tail and what they wrote after the machine had passed everything.
     pub write_ns: u64,
-    /// Reading, digesting and writing the guest's disk.
+    /// Reading, digesting and writing (for a pool, passing) the guest's disk.
     pub overlay_ns: u64,
-    /// Writing the other parts, making all bytes durable and, for a pool, unmapping the extent.
+    /// Writing (for a pool, passing) the other parts, making all bytes durable and, for a pool,
+    /// unmapping the extent.
     pub sync_ns: u64,
     /// Protecting files with fs-verity, or finding out that their file system has none.
     pub protect_ns: u64,
@@ -212,7 +233,8 @@ pub fn freeze<M: Freeze>(
             into_directory(machine, path, Begin { target: Target::Files { dense }, function })
         }
         Destination::Pool { socket, name } => {
-            into_pool(machine, socket, name, Begin { target: Target::Extent, function })
+            let begin = Begin { target: Target::Extent, function };
+            into_pool(machine, socket, name, begin, MACHINE_LIMIT)
         }
     };
     frozen.map_err(|source| NotFrozenError { destination, source })
@@ -271,11 +293,13 @@ fn into_directory<M: Freeze>(
     })
 }
 
-fn into_pool<M: Freeze>(
+/// The machine may let the supervisor wait for `limit` at a time.
+pub(crate) fn into_pool<M: Freeze>(
     machine: &mut M,
     socket: &Path,
     name: &str,
     begin: Begin,
+    limit: Duration,
 ) -> Result<FreezeReport, NotFrozen<M::Error>> {
     let begun = machine.write(begin, Vec::new()).map_err(NotFrozen::Machine)?;
     let Begun::Extent { guest_bytes, tail_bytes } = begun else {
@@ -286,16 +310,39 @@ fn into_pool<M: Freeze>(
     let mut connection = Client::connect(socket).map_err(allocate)?;
     let grant = connection.begin(name, guest_bytes, tail_bytes).map_err(allocate)?;
     let generation = grant.extent().generation;
-    let (facts, medium) = grant.into_parts();
+    let extent = GrantedExtent::map(grant)?;
+    let pieces = Pieces { guest_bytes, tail_bytes };
+    let (receiver, sent) = Receiver::new(&extent, pieces, limit)?;
+    let hung_up = machine.connection().map_err(|source| FreezeError::Duplicate { source })?;
+    let hang_up = || {
+        // A connection that is not there any more has ended.
+        let _ = hung_up.map(|connection| connection.shutdown(Shutdown::Both));
+    };
     let allocation = ns_since(start);
-    let sent = vec![medium, copy_of(&connection)?];
-    let sealed = machine.seal(Seal::Extent(facts), sent).map_err(NotFrozen::Machine)?;
-    let report = check(sealed, guest_bytes)?;
+    let (sealed, received) = receiver.during(|| machine.seal(Seal::Extent, sent), hang_up);
+    let received = match received {
+        Ok(received) => received,
+        // A machine that failed has a reason.
+        Err(FreezeError::Incomplete { .. }) if sealed.is_err() => Received::default(),
+        Err(error) => return Err(error.into()),
+    };
+    let report = check(sealed.map_err(NotFrozen::Machine)?, guest_bytes)?;
     let begin = Instant::now();
+    extent.flush().map_err(failed("make durable"))?;
+    drop(extent);
+    let synced = Instant::now();
     connection.commit(generation).map_err(io::Error::other).map_err(failed("publish"))?;
     Ok(FreezeReport {
         image_ns: report.image_ns.saturating_add(allocation),
-        publish_ns: ns_since(begin),
+        write_ns: nanoseconds(received.write),
+        sync_ns: report.sync_ns.saturating_add(nanoseconds(synced - begin)),
+        publish_ns: ns_since(synced),
+        stored_pages: guest_bytes / PAGE_SIZE,
+        zero_pages_written: received.zero_pages_written,
+        bytes_written: received.bytes_written,
+        disk_bytes: received.bytes_written,
+        protect_ns: 0,
+        protected: Vec::new(),
         ..report
     })
 }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use thiserror::Error;
 
@@ -108,15 +109,37 @@ pub enum FreezeError {
         /// What was to be sealed.
         sealed: &'static str,
     },
-    /// The granted extent has not the requested sizes.
-    #[error(
-        "the extent has {guest_bytes} and {tail_bytes} bytes, which are not the sizes of this snapshot"
-    )]
-    Sizes {
-        /// Bytes for guest memory.
-        guest_bytes: u64,
-        /// Bytes for the tail.
-        tail_bytes: u64,
+    /// The supervisor cannot make, or not use, what the monitor passes an extent through.
+    #[error("cannot receive the snapshot from the monitor")]
+    Window {
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// The supervisor takes no more of an extent: it has failed or ended.
+    #[error("the supervisor of the freeze takes no more of the snapshot")]
+    HandOver {
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// A monitor passes what is not a part of the extent.
+    #[error("the monitor passed a part of the snapshot that cannot be written: {reason}")]
+    Passed {
+        /// The reason.
+        reason: &'static str,
+    },
+    /// A monitor has passed too little.
+    #[error("the monitor did not pass {missing} of the {of} parts of the snapshot")]
+    Incomplete {
+        /// The parts that are missing, of up to 2 MiB each.
+        missing: u64,
+        /// All parts.
+        of: u64,
+    },
+    /// A monitor passes no bytes, or passes them too slowly.
+    #[error("the monitor did not pass the snapshot within {limit:?}")]
+    Stalled {
+        /// The time limit.
+        limit: Duration,
     },
     /// The machine's report contradicts what it wrote.
     #[error("the monitor's report on the freeze is not true: {reason}")]

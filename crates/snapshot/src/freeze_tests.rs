@@ -3,14 +3,14 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use firn_pool::{Client, CreateOptions, ExtentFacts, MappedMedium, MemfdOptions, Pool, Server};
+use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
 
 use super::*;
 use crate::tests::support::{
     Memory, description, destination, file_with, freeze_generation, freeze_to, machine, names_in,
     open_generation,
 };
-use crate::{Chunk, Contents, ImageKind, MemoryLayout, PageSource, Verify, Writer, open_pooled};
+use crate::{Contents, ImageKind, Verify, Writer, open_pooled};
 
 /// A machine that its guest has taken over: it writes what it should, and then lies.
 struct Liar<'a> {
@@ -150,11 +150,9 @@ fn descriptors_are_counted_and_steps_belong_together() {
     assert!(matches!(error, FreezeError::Descriptors { expected: 1, actual: 3 }), "{error}");
     let error = seal(Target::Extent, 0, container());
     assert!(matches!(error, FreezeError::Steps { .. }), "{error}");
-    let pool = Managed::new();
-    let extent = Seal::Extent(pool.extent(4096, 4096).0);
-    let error = seal(Target::Extent, 0, extent.clone());
+    let error = seal(Target::Extent, 0, Seal::Extent);
     assert!(matches!(error, FreezeError::Descriptors { expected: 2, actual: 3 }), "{error}");
-    let error = seal(directory, 2, extent);
+    let error = seal(directory, 2, Seal::Extent);
     assert!(matches!(error, FreezeError::Steps { .. }), "{error}");
     let error = Contents::new(&memory, machine(description(), b"")).seal(container(), files(1));
     assert!(matches!(error, Err(FreezeError::NotBegun)), "{error:?}");
@@ -174,65 +172,6 @@ impl Managed {
         let dir = tempfile::tempdir().unwrap();
         let server = Server::start(&dir.path().join("pool.sock"), pool).unwrap();
         Self { dir, _server: server }
-    }
-
-    fn client(&self) -> Client {
-        Client::connect(&self.dir.path().join("pool.sock")).unwrap()
-    }
-
-    /// A granted extent, and the descriptors that are left of its killed supervisor.
-    fn extent(&self, guest_bytes: u64, tail_bytes: u64) -> (ExtentFacts, Vec<OwnedFd>) {
-        let mut client = self.client();
-        let grant = client.begin("hello", guest_bytes, tail_bytes).unwrap();
-        let (facts, medium) = grant.into_parts();
-        (facts, vec![medium, client.as_fd().try_clone_to_owned().unwrap()])
-    }
-}
-
-#[test]
-fn an_extent_of_other_sizes_is_not_written() {
-    let memory = Memory::zeroed(20);
-    let machine = machine(description(), b"");
-    let (writer, _) = Writer::begin(machine, &memory, None, Target::Extent, Vec::new()).unwrap();
-    let pool = Managed::new();
-    let (facts, descriptors) = pool.extent(4096, 4096);
-    let error = writer.seal(&memory, None, Seal::Extent(facts), descriptors).unwrap_err();
-    assert!(matches!(error, FreezeError::Sizes { guest_bytes: 4096, .. }), "{error}");
-}
-
-/// Guest memory that checks, whenever it is read, that no other freeze gets the extent.
-struct Watching<'a>(Memory, &'a Managed);
-
-impl Watching<'_> {
-    fn is_free(&self) -> bool {
-        self.1.client().begin("hello", 4096, 4096).is_ok()
-    }
-}
-
-impl PageSource for Watching<'_> {
-    fn layout(&self) -> &MemoryLayout {
-        &self.0.layout
-    }
-
-    fn chunk<'a>(&'a self, image_offset: u64, buf: &'a mut [u8]) -> io::Result<Chunk<'a>> {
-        assert!(!self.is_free());
-        self.0.chunk(image_offset, buf)
-    }
-}
-
-#[test]
-fn an_extent_whose_supervisor_was_killed_is_freed_when_it_is_not_written_any_more() {
-    let pool = Managed::new();
-    let memory = Watching(Memory::zeroed(20), &pool);
-    let machine = machine(description(), b"state");
-    let (writer, begun) =
-        Writer::begin(machine, &memory, None, Target::Extent, Vec::new()).unwrap();
-    let Begun::Extent { guest_bytes, tail_bytes } = begun else { panic!("{begun:?}") };
-    let (facts, descriptors) = pool.extent(guest_bytes, tail_bytes);
-    writer.seal(&memory, None, Seal::Extent(facts), descriptors).unwrap();
-    let begin = Instant::now();
-    while !memory.is_free() {
-        assert!(begin.elapsed() < Duration::from_secs(10), "the extent is still granted");
     }
 }
 

@@ -4,15 +4,16 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
+use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server, Window};
 
 use super::{Grant, OpenPooledError, Verify, open_pooled, open_replica};
 use crate::extent::{ExtentPlan, ExtentTarget};
 use crate::in_pool::GrantedExtent;
-use crate::tests::support::{Memory, description, file_with, freeze_to, machine};
+use crate::tests::support::{Memory, description, file_with, freeze_to, machine, pass_extent};
+use crate::transfer::Part;
 use crate::{
-    CheckExtentError, Contents, Destination, FreezeError, FreezeReport, ImageKind, NotFrozen,
-    ReadAt, Snapshot, check_extent,
+    CheckExtentError, Contents, Destination, FreezeError, ImageKind, NotFrozen, ReadAt, Snapshot,
+    check_extent,
 };
 
 /// A pool in memory, and its manager.
@@ -142,19 +143,31 @@ fn unknown_names_and_sockets_without_a_manager_are_reported() {
 struct FirstPage(GrantedExtent);
 
 impl ExtentTarget for FirstPage {
-    fn write_memory(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        if offset == 0 { self.0.write_memory(0, &bytes[..4096]) } else { Ok(()) }
+    fn write(&self, part: Part, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        match (part, offset) {
+            (Part::Tail, _) => self.0.write(part, offset, bytes),
+            (Part::Guest, 0) => self.0.write(part, 0, &bytes[..4096]),
+            (Part::Guest, _) => Ok(()),
+        }
     }
 
-    fn is_zeroed(&self, _: u64, _: u64) -> bool {
+    fn write_from(
+        &self,
+        part: Part,
+        offset: u64,
+        window: &Window,
+        start: u64,
+        len: u64,
+    ) -> io::Result<()> {
+        assert_eq!(part, Part::Tail, "guest memory is zero");
+        self.0.write_from(part, offset, window, start, len)
+    }
+
+    fn is_zeroed(&self, _: Part, _: u64, _: u64) -> bool {
         false
     }
 
-    fn write_tail(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.0.write_tail(offset, bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
+    fn flush(&self) -> io::Result<()> {
         self.0.flush()
     }
 }
@@ -167,8 +180,8 @@ fn a_tail_that_declares_more_memory_than_its_extent_has_is_refused() {
     let mut client = firn_pool::Client::connect(&pool.socket()).unwrap();
     let grant = client.begin("hello", 4096, plan.tail_bytes()).unwrap();
     let generation = grant.extent().generation;
-    let mut target = FirstPage(GrantedExtent::map(grant).unwrap());
-    plan.write(&machine, &memory, None, &mut target, &mut FreezeReport::default()).unwrap();
+    let target = FirstPage(GrantedExtent::map(grant).unwrap());
+    pass_extent(plan, &machine, &memory, None, &target);
     client.commit(generation).unwrap();
     for verify in [Verify::Once, Verify::Always, Verify::Never] {
         for open in [open_pooled, open_replica] {

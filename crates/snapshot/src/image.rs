@@ -83,33 +83,30 @@ impl ImageWork {
 
 /// The destination of an image, which several threads write.
 pub(crate) trait ImageSink: Sync {
-    /// Writes bytes of the image at `offset`.
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), FreezeError>;
-
-    /// Whether a chunk is zero before it is written.
-    fn is_zeroed(&self, offset: u64, len: u64) -> bool;
-
-    /// All bytes of a chunk were written.
-    fn finish_chunk(&self, offset: u64, len: u64);
+    /// Writes a chunk of `len` bytes: runs of whole pages, each with its offset in the chunk. All
+    /// other pages are zero.
+    fn write_chunk(&self, offset: u64, len: u64, runs: &[(u64, &[u8])]) -> Result<(), FreezeError>;
 }
 
 impl ImageSink for SparseFile {
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), FreezeError> {
-        Self::write(self, offset, bytes)
-    }
-
-    fn is_zeroed(&self, _: u64, _: u64) -> bool {
-        // Pages that a sparse image does not store are holes; a dense image has none.
-        false
-    }
-
-    fn finish_chunk(&self, offset: u64, len: u64) {
-        self.begin_writeback(offset, len);
+    fn write_chunk(&self, offset: u64, len: u64, runs: &[(u64, &[u8])]) -> Result<(), FreezeError> {
+        for (start, bytes) in runs {
+            self.write(offset + start, bytes)?;
+        }
+        if !runs.is_empty() {
+            self.begin_writeback(offset, len);
+        }
+        Ok(())
     }
 }
 
 /// The largest number of threads: each has a buffer of a chunk.
 const MAX_THREADS: usize = 8;
+
+/// The number of threads that write an image.
+pub(crate) fn threads() -> usize {
+    processors().min(MAX_THREADS)
+}
 
 /// Streams guest memory into `out`, which has the layout's length, and computes its zero map and
 /// digests. The output does not depend on the number of threads.
@@ -127,7 +124,7 @@ pub(crate) fn write_image(
         next: AtomicU64::new(0),
         failed: AtomicBool::new(false),
     };
-    let threads = processors().min(MAX_THREADS);
+    let threads = threads();
     let results = thread::scope(|scope| {
         // Fewer threads do the same work.
         let others: Vec<_> = (1..threads)
@@ -238,7 +235,7 @@ impl Task<'_> {
         let offset = number * CHUNK_SIZE;
         let len = CHUNK_SIZE.min(self.layout.total_bytes() - offset);
         let expected = usize::try_from(len).unwrap_or(usize::MAX);
-        let with_zeros = self.kind == ImageKind::Dense && !self.out.is_zeroed(offset, len);
+        let with_zeros = self.kind == ImageKind::Dense;
         let mut digests = vec![zero_digest; expected / PAGE_LEN];
         let begin = Instant::now();
         let chunk = self
@@ -272,16 +269,16 @@ impl Task<'_> {
         let zero = gaps(&stored, digests.len());
         let zero_pages: u64 = zero.iter().map(|pages| u64_of(pages.len())).sum();
         let digested = Instant::now();
-        for (pages, from) in stored.into_iter().map(|pages| (pages, bytes)).chain(
-            // A dense image stores zero pages, too.
-            zero.iter().filter(|_| with_zeros).map(|pages| (pages.clone(), zeros)),
-        ) {
-            let start = pages.start * PAGE_LEN;
-            self.out.write(offset + u64_of(start), &from[start..pages.end * PAGE_LEN])?;
-        }
-        if with_zeros || zero_pages < u64_of(digests.len()) {
-            self.out.finish_chunk(offset, len);
-        }
+        // A dense image stores zero pages, too.
+        let zero_runs = zero.iter().filter(|_| with_zeros).map(|pages| (pages, zeros));
+        let runs = stored.iter().map(|pages| (pages, bytes)).chain(zero_runs);
+        let runs: Vec<_> = runs
+            .map(|(pages, from)| {
+                let start = pages.start * PAGE_LEN;
+                (u64_of(start), &from[start..pages.end * PAGE_LEN])
+            })
+            .collect();
+        self.out.write_chunk(offset, len, &runs)?;
         let first_page = offset / PAGE_SIZE;
         let zero = zero
             .into_iter()

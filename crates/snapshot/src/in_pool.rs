@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use firn_base::PAGE_SIZE;
 use firn_base::num::usize_of;
-use firn_pool::{Client, Extent, ExtentGrant, MappedExtent};
+use firn_pool::{Client, ExtentGrant, MappedExtent, Window};
 use thiserror::Error;
 
 use crate::attach::AttachError;
@@ -22,6 +22,7 @@ use crate::read_at::ReadAt;
 use crate::section::Section;
 use crate::snapshot::Snapshot;
 use crate::tail::Tail;
+use crate::transfer::Part;
 
 /// Why the check of an extent failed.
 #[derive(Debug, Error)]
@@ -111,7 +112,7 @@ pub fn set_pooled_profile(socket: &Path, name: &str, profile: &Profile) -> Resul
     let grant = connection.begin(name, new.guest_bytes(), new.tail_bytes()).map_err(allocate)?;
     let new_generation = grant.extent().generation;
     let read = |offset, bytes: &mut [u8]| extent.read_guest(offset, bytes);
-    new.write(read, &mut GrantedExtent::map(grant)?)?;
+    new.write(read, &GrantedExtent::map(grant)?)?;
     let publish = |error| failed("publish")(io::Error::other(error));
     if connection.snapshot(name).map_err(publish)?.extent().generation != generation {
         let reason = "the function was frozen anew meanwhile; record it again";
@@ -172,31 +173,40 @@ impl GrantedExtent {
         let mapped = grant.map().map_err(io::Error::other).map_err(failed("map"))?;
         Ok(Self { grant, mapped })
     }
-
-    /// Checks that the extent has the requested sizes.
-    pub(crate) fn check_sizes(&self, for_guest: u64, for_tail: u64) -> Result<(), FreezeError> {
-        let Extent { guest_bytes, tail_bytes, .. } = self.grant.extent();
-        if (guest_bytes, tail_bytes) == (for_guest, for_tail) {
-            return Ok(());
-        }
-        Err(FreezeError::Sizes { guest_bytes, tail_bytes })
-    }
 }
 
 impl ExtentTarget for GrantedExtent {
-    fn write_memory(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.mapped.write_guest(offset, bytes)
+    fn write(&self, part: Part, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        match part {
+            Part::Guest => self.mapped.write_guest(offset, bytes),
+            Part::Tail => self.mapped.write_tail(offset, bytes),
+        }
     }
 
-    fn is_zeroed(&self, offset: u64, len: u64) -> bool {
-        self.grant.is_zeroed(offset, len)
+    fn write_from(
+        &self,
+        part: Part,
+        offset: u64,
+        window: &Window,
+        start: u64,
+        len: u64,
+    ) -> io::Result<()> {
+        match part {
+            Part::Guest => self.mapped.write_guest_from(offset, window, start, len),
+            Part::Tail => self.mapped.write_tail_from(offset, window, start, len),
+        }
     }
 
-    fn write_tail(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.mapped.write_tail(offset, bytes)
+    fn is_zeroed(&self, part: Part, offset: u64, len: u64) -> bool {
+        let extent = self.grant.extent();
+        let start = match part {
+            Part::Guest => 0,
+            Part::Tail => extent.tail_offset - extent.offset,
+        };
+        self.grant.is_zeroed(start + offset, len)
     }
 
-    fn flush(&mut self) -> io::Result<()> {
+    fn flush(&self) -> io::Result<()> {
         self.mapped.flush()
     }
 }

@@ -47,6 +47,7 @@ mod snapshot;
 mod sparse_file;
 mod staging;
 mod tail;
+mod transfer;
 mod verify;
 mod writer;
 

@@ -5,7 +5,6 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use firn_base::{PageRange, nanoseconds, ns_since};
-use firn_pool::ExtentGrant;
 
 use crate::container::Header;
 use crate::disk::{DiskSource, ScanError, scan};
@@ -14,11 +13,11 @@ use crate::files::{CONTAINER_FILE, IMAGE_FILE, OVERLAY_FILE};
 use crate::freeze::{Begun, FreezeReport, Seal, Target};
 use crate::freeze_error::FreezeError;
 use crate::image::{ImageWork, PageSource, WrittenImage, is_zero, write_image, write_nonzero};
-use crate::in_pool::GrantedExtent;
 use crate::manifest::{Description, DiskIdentity, ImageKind, Manifest, ProtectedFile};
 use crate::profile::Profile;
 use crate::section::{NO_PROFILE_VERSION, PROFILE_VERSION, Section};
 use crate::sparse_file::SparseFile;
+use crate::transfer::Sender;
 
 /// What a snapshot contains besides guest memory and the writable disk.
 #[derive(Debug, Clone)]
@@ -90,12 +89,12 @@ impl Writer {
         Ok((Self { machine, begun, report }, answer))
     }
 
-    /// Takes the second step: writes `snapshot.firn`, or the whole extent, whose guest memory and
-    /// disk are read now and must not have changed.
+    /// Takes the second step: writes `snapshot.firn`, or passes the bytes of the extent, for which
+    /// guest memory and disk are read now and must not have changed.
     ///
     /// # Errors
-    /// [`FreezeError`] when guest memory or disk cannot be read, or the file or the extent cannot
-    /// be written.
+    /// [`FreezeError`] when guest memory or disk cannot be read, or the file cannot be written, or
+    /// the supervisor takes no more bytes.
     pub fn seal(
         self,
         memory: &dyn PageSource,
@@ -112,20 +111,11 @@ impl Writer {
                 report.bytes_written += written;
                 report.sync_ns = ns_since(begin);
             }
-            (Parts::Extent(plan), Seal::Extent(facts)) => {
-                let [medium, connection] = exactly(files)?;
-                let begin = Instant::now();
-                let mut extent = GrantedExtent::map(ExtentGrant::from_parts(facts, medium))?;
-                extent.check_sizes(plan.guest_bytes(), plan.tail_bytes())?;
-                let mapping = ns_since(begin);
-                plan.write(&machine, memory, disk, &mut extent, &mut report)?;
-                report.image_ns += mapping;
-                let begin = Instant::now();
-                // The manager may free the extent from here on.
-                drop((extent, connection));
-                report.sync_ns += ns_since(begin);
+            (Parts::Extent(plan), Seal::Extent) => {
+                let sender = Sender::new(exactly(files)?);
+                plan.pass(&machine, memory, disk, &sender, &mut report)?;
             }
-            (Parts::Files { .. }, Seal::Extent(_)) => {
+            (Parts::Files { .. }, Seal::Extent) => {
                 return Err(FreezeError::Steps { begun: "files", sealed: "an extent" });
             }
             (Parts::Extent(_), Seal::Container { .. }) => {

@@ -6,7 +6,6 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use firn_base::PageRange;
-use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::copies::{ArenaFacts, NoCopy};
@@ -80,29 +79,7 @@ pub struct ExtentGrant {
     granted: Granted,
 }
 
-/// What a manager granted, without the descriptor of the medium: with it, another process can map
-/// the extent. The grant lasts until every descriptor of the connection is closed.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ExtentFacts {
-    access: Access,
-    granted: Granted,
-}
-
 impl ExtentGrant {
-    /// The grant from its parts, of which `descriptor` refers to the medium.
-    #[must_use]
-    pub fn from_parts(facts: ExtentFacts, descriptor: OwnedFd) -> Self {
-        let ExtentFacts { access, granted } = facts;
-        Self { descriptor, access, granted }
-    }
-
-    /// The grant in parts that can be passed to another process.
-    #[must_use]
-    pub fn into_parts(self) -> (ExtentFacts, OwnedFd) {
-        let Self { descriptor, access, granted } = self;
-        (ExtentFacts { access, granted }, descriptor)
-    }
-
     /// Location on the medium.
     #[must_use]
     pub fn extent(&self) -> Extent {
@@ -214,13 +191,6 @@ pub struct CopyGrant {
     /// The pages in the copy, and the copy: a memfd for one microVM only, in which
     /// [`pack_copy`](crate::pack_copy) tells their places. Otherwise why there is none.
     pub copy: Result<(Vec<PageRange>, OwnedFd), NoCopy>,
-}
-
-/// The connected socket.
-impl AsFd for Client {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
-    }
 }
 
 impl Client {

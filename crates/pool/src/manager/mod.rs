@@ -34,7 +34,7 @@ use crate::media::{Durability, MediumFacts};
 use crate::pool::{Imaging, Listing, PoolFacts, Recovery};
 use crate::runs::PageRun;
 
-pub use client::{Client, CopyGrant, CopySet, Description, ExtentFacts, ExtentGrant, ReplicaGrant};
+pub use client::{Client, CopyGrant, CopySet, Description, ExtentGrant, ReplicaGrant};
 pub use copies::{ArenaFacts, NoCopy};
 pub use directory::{FindManagerError, ManagerDirectory, RemoveError};
 pub use error::{ClientError, Refusal, ServerError};

@@ -6,6 +6,7 @@
 //! time.
 
 use std::ffi::c_void;
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::{copy_nonoverlapping, null_mut, write_bytes};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -117,6 +118,40 @@ impl Memory {
         let to = self.at_writable(offset, u64_of(bytes.len()));
         // SAFETY: the range is mapped for writing, and no reference points to it.
         unsafe { copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+
+    /// Copies bytes of another mapping into this one.
+    pub(crate) fn copy(&self, offset: u64, from: &Self, start: u64, len: u64) {
+        let (to, from) = (self.at_writable(offset, len), from.at(start, len));
+        // SAFETY: both ranges are mapped, the one for writing, and no reference points to it. They
+        // are two mappings, so they do not overlap.
+        unsafe { copy_nonoverlapping(from, to, usize_of(len)) };
+    }
+
+    /// Writes bytes of the mapping to a file at `at` (pwrite(2)).
+    pub(crate) fn write_to(
+        &self,
+        mut start: u64,
+        len: u64,
+        file: &File,
+        mut at: u64,
+    ) -> std::io::Result<()> {
+        let end = start + len;
+        while start < end {
+            let from = self.at(start, end - start);
+            let place = i64::try_from(at).map_err(std::io::Error::other)?;
+            // SAFETY: the range is mapped. The kernel copies the bytes, so they may change.
+            let written = unsafe {
+                libc::pwrite(file.as_raw_fd(), from.cast(), usize_of(end - start), place)
+            };
+            match u64::try_from(written) {
+                Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+                Ok(written) => (start, at) = (start + written, at + written),
+                Err(_) if last_errno() == Errno::INTR => {}
+                Err(_) => return Err(std::io::Error::last_os_error()),
+            }
+        }
+        Ok(())
     }
 
     /// Writes zeros.
@@ -292,7 +327,7 @@ fn lock(file: &impl AsRawFd, command: i32, range: &mut libc::flock) -> std::io::
 
 /// Opens a new file description of the same file, with its own access mode and without the lock of
 /// the old one.
-pub(crate) fn reopen(file: &impl AsRawFd, writable: bool) -> std::io::Result<std::fs::File> {
+pub(crate) fn reopen(file: &impl AsRawFd, writable: bool) -> std::io::Result<File> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     std::fs::OpenOptions::new().read(true).write(writable).open(path)
 }

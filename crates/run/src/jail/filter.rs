@@ -58,6 +58,7 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_fdatasync,
     libc::SYS_flock,
     libc::SYS_fstat,
+    libc::SYS_fstatfs,
     libc::SYS_fsync,
     libc::SYS_ftruncate,
     libc::SYS_lseek,

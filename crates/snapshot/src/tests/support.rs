@@ -4,13 +4,16 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use uuid::Uuid;
 
+use crate::extent::{ExtentPlan, ExtentTarget};
+use crate::transfer::{Pieces, Received, Receiver, Sender};
 use crate::{
-    Chunk, Contents, CpuFeatures, CpuRequirement, CpuidRegister, Description, Destination, Freeze,
-    FreezeReport, FreezeRequest, FunctionInfo, ImageKind, Machine, MemoryLayout, NotFrozen,
-    PageSource, Snapshot,
+    Chunk, Contents, CpuFeatures, CpuRequirement, CpuidRegister, Description, Destination,
+    DiskSource, Freeze, FreezeReport, FreezeRequest, FunctionInfo, ImageKind, Machine,
+    MemoryLayout, NotFrozen, PageSource, Snapshot,
 };
 
 /// Guest memory in a vector.
@@ -165,4 +168,25 @@ pub(crate) fn names_in(dir: &Path) -> Vec<String> {
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
+}
+
+/// Has a machine pass an extent, and writes it.
+pub(crate) fn pass_extent(
+    plan: ExtentPlan,
+    machine: &Machine,
+    memory: &Memory,
+    disk: Option<&mut dyn DiskSource>,
+    target: &dyn ExtentTarget,
+) -> (FreezeReport, Received) {
+    let (guest_bytes, tail_bytes) = (plan.guest_bytes(), plan.tail_bytes());
+    let pieces = Pieces { guest_bytes, tail_bytes };
+    let (receiver, passed) = Receiver::new(target, pieces, Duration::from_secs(60)).unwrap();
+    let mut report = FreezeReport::default();
+    let pass = || {
+        let sender = Sender::new(passed.try_into().unwrap());
+        plan.pass(machine, memory, disk, &sender, &mut report).unwrap();
+    };
+    let ((), received) = receiver.during(pass, || panic!("the machine has answered"));
+    target.flush().unwrap();
+    (report, received.unwrap())
 }

@@ -150,4 +150,8 @@ impl Freeze for ControlClient {
             _ => Err(ControlError::Mismatch(self.path.clone())),
         }
     }
+
+    fn connection(&self) -> io::Result<Option<UnixStream>> {
+        self.stream.get_ref().try_clone().map(Some)
+    }
 }

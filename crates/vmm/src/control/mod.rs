@@ -32,8 +32,9 @@ pub enum Request {
     /// connection. If the client disconnects instead, the guest continues, with a new generation
     /// id.
     Freeze(Begin),
-    /// The second step of a freeze, if the guest has not continued: write the file or the extent
-    /// that comes with the request ([`firn_snapshot::Seal`]).
+    /// The second step of a freeze, if the guest has not continued: write the file that comes with
+    /// the request, or pass the bytes of an extent through what comes with it
+    /// ([`firn_snapshot::Seal`]).
     Seal {
         /// What is written.
         seal: Seal,

@@ -21,6 +21,7 @@ fn each_request_is_one_json_object() {
             Request::Seal { seal: Seal::Container { protected: Vec::new() } },
             r#"{"request":"seal","seal":{"container":{"protected":[]}}}"#,
         ),
+        (Request::Seal { seal: Seal::Extent }, r#"{"request":"seal","seal":"extent"}"#),
     ];
     for (request, expected) in cases {
         assert_eq!(serde_json::to_string(&request).unwrap(), expected);

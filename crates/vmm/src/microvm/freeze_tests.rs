@@ -1,18 +1,19 @@
 //! Freezes over the control socket, with a guest in ring 3. The supervisor and the monitor are
 //! killed at all steps.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Lines};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
+use firn_pool::{Access, CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
 use firn_snapshot::{
     Destination, FreezeRequest, NotFrozen, Snapshot, Verify, freeze, open_pooled, verify,
 };
@@ -148,6 +149,129 @@ fn a_running_microvm_is_frozen_into_a_pool() {
             runs();
         }
     });
+}
+
+/// A monitor's process, whose descriptors are recorded while it takes the second step.
+struct Watched {
+    monitor: ControlClient,
+    pid: u32,
+    /// What the new descriptors refer to.
+    seen: BTreeSet<PathBuf>,
+    /// The stream sockets of this host.
+    streams: BTreeSet<PathBuf>,
+}
+
+impl Watched {
+    fn descriptors(pid: u32) -> BTreeSet<PathBuf> {
+        let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+        // A descriptor may be closed meanwhile.
+        entries.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok()).collect()
+    }
+
+    fn has_seen(&self, kind: &str) -> bool {
+        self.seen.iter().any(|path| path.to_str().unwrap().starts_with(kind))
+    }
+}
+
+impl Freeze for Watched {
+    type Error = ControlError;
+
+    fn write(&mut self, begin: Begin, files: Vec<OwnedFd>) -> Result<Begun, ControlError> {
+        self.monitor.write(begin, files)
+    }
+
+    fn seal(&mut self, seal: Seal, files: Vec<OwnedFd>) -> Result<FreezeReport, ControlError> {
+        let Self { monitor, pid, seen, streams } = self;
+        let before = Self::descriptors(*pid);
+        thread::scope(|scope| {
+            let sealing = scope.spawn(|| monitor.seal(seal, files));
+            while !sealing.is_finished() {
+                seen.extend(Self::descriptors(*pid).difference(&before).cloned());
+                streams.append(&mut stream_sockets());
+            }
+            sealing.join().unwrap()
+        })
+    }
+
+    fn connection(&self) -> io::Result<Option<UnixStream>> {
+        self.monitor.connection()
+    }
+}
+
+/// The unix stream sockets, as `/proc/PID/fd` has them.
+fn stream_sockets() -> BTreeSet<PathBuf> {
+    let table = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let rows = table.lines().map(|row| row.split_whitespace().collect::<Vec<_>>());
+    let rows = rows.filter(|row| row[4] == "0001");
+    rows.map(|row| format!("socket:[{}]", row[6]).into()).collect()
+}
+
+/// A pool on a file, and its manager.
+fn pool_on_a_file(folder: &Path) -> (PathBuf, Server) {
+    let file = folder.join("pool.img");
+    File::create(&file).unwrap().set_len(128 << 20).unwrap();
+    let medium = Arc::new(MappedMedium::open(&file, Access::Write).unwrap());
+    let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
+    let manager = folder.join("pool.sock");
+    let server = Server::start(&manager, pool).unwrap();
+    (manager, server)
+}
+
+fn into_pool(manager: &Path) -> FreezeRequest {
+    let destination = Destination::Pool { socket: manager.to_owned(), name: "it".into() };
+    FreezeRequest { destination, dense: false, function: None }
+}
+
+#[test]
+fn a_monitor_that_freezes_into_a_pool_has_no_descriptor_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (manager, _server) = pool_on_a_file(dir.path());
+    let (child, _lines) = child(dir.path(), "serve_until_killed");
+    let (pid, seen) = (child.id(), BTreeSet::new());
+    let streams = BTreeSet::new();
+    let mut watched = Watched { monitor: connect(dir.path()), pid, seen, streams };
+    let begin = Instant::now();
+    while !["/memfd:firn-window", "socket:"].iter().all(|kind| watched.has_seen(kind)) {
+        assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", watched.seen);
+        freeze(&mut watched, into_pool(&manager)).unwrap();
+    }
+    assert!(!watched.has_seen(dir.path().join("pool.img").to_str().unwrap()), "{:?}", watched.seen);
+    // A connection to the manager would be a stream.
+    assert!(watched.seen.is_disjoint(&watched.streams), "{:?}", watched.seen);
+    open_pooled(&manager, "it", Verify::Always).unwrap();
+    kill(child);
+}
+
+#[test]
+fn a_monitor_that_is_killed_while_it_freezes_into_a_pool_leaves_the_previous_snapshot() {
+    let dir = tempfile::tempdir().unwrap();
+    let (manager, _server) = pool_on_a_file(dir.path());
+    let mut killed = 0;
+    for round in 0..20 {
+        let _ = std::fs::remove_file(socket(dir.path()));
+        let (monitor, _lines) = child(dir.path(), "serve_until_killed");
+        let mut client = connect(dir.path());
+        if round == 0 {
+            freeze(&mut client, into_pool(&manager)).unwrap();
+        }
+        let killer = thread::spawn(move || {
+            thread::sleep(Duration::from_micros(round * 997));
+            kill(monitor);
+        });
+        if let Err(error) = freeze(&mut client, into_pool(&manager)) {
+            killed += 1;
+            assert!(
+                matches!(error.source, NotFrozen::Machine(ControlError::Ended(_))),
+                "{error:?}"
+            );
+        }
+        killer.join().unwrap();
+        open_pooled(&manager, "it", Verify::Always).unwrap();
+    }
+    assert!(killed > 0);
+    // The extents of the killed freezes are free: there is room for one snapshot more at most.
+    let states = firn_pool::Client::connect(&manager).unwrap().list().unwrap().extents.len();
+    assert_eq!(states, 1);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Pools on memfds and files.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use super::support::options;
@@ -7,7 +9,7 @@ use crate::layout::GRANULE;
 use crate::media::Medium;
 use crate::{
     Access, CreateOptions, MappedMedium, MediumError, MediumFailure, MemfdOptions, OpenError, Pool,
-    PoolReader,
+    PoolReader, Window,
 };
 
 const SIZE: u64 = 16 * GRANULE;
@@ -16,8 +18,15 @@ fn freeze(pool: &Pool, name: &str, text: &[u8]) {
     let staging = pool.allocate(name, 3 * 4096, 5000).unwrap();
     let extent = staging.map().unwrap();
     extent.write_guest(0, &[0; 3 * 4096]).unwrap();
-    extent.write_guest(4096, text).unwrap();
-    extent.write_tail(4900, text).unwrap();
+    let (window, file) = Window::create(8192).unwrap();
+    File::from(file).write_all_at(text, 5000).unwrap();
+    let len = u64::try_from(text.len()).unwrap();
+    extent.write_guest_from(4096, &window, 5000, len).unwrap();
+    if text == b"ice" {
+        extent.write_tail_from(4900, &window, 5000, len).unwrap();
+    } else {
+        extent.write_tail(4900, text).unwrap();
+    }
     extent.flush().unwrap();
     staging.publish().unwrap();
 }
