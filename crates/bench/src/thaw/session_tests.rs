@@ -33,6 +33,8 @@ fn session(directory: &std::path::Path, planners: &[&str], runs: u32, script: &s
     let snapshot = directory.join("snapshot");
     fs::create_dir(&snapshot).unwrap();
     fs::write(snapshot.join("memory.img"), [1; 4096]).unwrap();
+    // The session opens it, and no process reads it.
+    fs::write(snapshot.join("snapshot.firn"), []).unwrap();
     Session {
         program,
         players: vec![frozen(snapshot)],
@@ -188,6 +190,7 @@ fn microvms_and_their_snapshots_rotate_together() {
     let other = directory.path().join("other");
     fs::create_dir(&other).unwrap();
     fs::write(other.join("memory.img"), [1; 8192]).unwrap();
+    fs::write(other.join("snapshot.firn"), []).unwrap();
     let player = FrozenPlayer { others: vec![frozen(other.clone())], ..session.players[0].clone() };
     let first = player.snapshot.display().to_string();
     let session = Session { players: vec![player], concurrency: 3, ..session };
