@@ -19,7 +19,9 @@ use serde::{Deserialize, Serialize};
 use crate::extent::failed;
 use crate::files::{CONTAINER_FILE, IMAGE_FILE, OVERLAY_FILE};
 use crate::freeze_error::FreezeError;
+use crate::keys::Signer;
 use crate::manifest::{FunctionInfo, ProtectedFile};
+use crate::signature::write_signature;
 use crate::staging::Staging;
 
 /// The place of a new snapshot. An existing snapshot is replaced completely, or not at all.
@@ -206,10 +208,23 @@ pub fn freeze<M: Freeze>(
     machine: &mut M,
     request: FreezeRequest,
 ) -> Result<FreezeReport, NotFrozenError<M::Error>> {
+    freeze_signed(machine, request, None)
+}
+
+/// The same, with a signature of the files if there is a signer. A pool's extents are not signed.
+///
+/// # Errors
+/// See [`NotFrozenError`].
+pub fn freeze_signed<M: Freeze>(
+    machine: &mut M,
+    request: FreezeRequest,
+    signer: Option<&Signer>,
+) -> Result<FreezeReport, NotFrozenError<M::Error>> {
     let FreezeRequest { destination, dense, function } = request;
     let frozen = match &destination {
         Destination::Directory(path) => {
-            into_directory(machine, path, Begin { target: Target::Files { dense }, function })
+            let begin = Begin { target: Target::Files { dense }, function };
+            into_directory(machine, path, begin, signer)
         }
         Destination::Pool { socket, name } => {
             into_pool(machine, socket, name, Begin { target: Target::Extent, function })
@@ -222,6 +237,7 @@ fn into_directory<M: Freeze>(
     machine: &mut M,
     path: &Path,
     begin: Begin,
+    signer: Option<&Signer>,
 ) -> Result<FreezeReport, NotFrozen<M::Error>> {
     let staging = Staging::create(path)?;
     let image = staging.create_file(IMAGE_FILE)?;
@@ -259,6 +275,10 @@ fn into_directory<M: Freeze>(
     let begin = Instant::now();
     disk_bytes += staging.sync(&container, CONTAINER_FILE)?;
     sync += begin.elapsed();
+    if let Some(signer) = signer {
+        write_signature(&staging, staging.directory(), path, signer)
+            .map_err(|source| FreezeError::Sign { source: Box::new(source) })?;
+    }
     let begin = Instant::now();
     staging.publish()?;
     Ok(FreezeReport {

@@ -11,11 +11,10 @@ use std::sync::{Arc, OnceLock};
 use crate::container::Header;
 use crate::decode::{EMPTY, check_consistent, decode_manifest, decode_profile, decode_zero_map};
 use crate::digests::Digests;
-use crate::directory::{
-    MAX_ATTEMPTS, open_container, open_directory, open_file, open_with_len, was_replaced,
-};
+use crate::directory::{MAX_ATTEMPTS, open_directory, open_file, open_with_len, was_replaced};
 use crate::error::OpenError;
 use crate::files::{CONTAINER_FILE, IMAGE_FILE, OVERLAY_FILE, PackedFile};
+use crate::keys::Verifier;
 use crate::manifest::Manifest;
 use crate::packed::{Packed, PackedError};
 use crate::page_set::PageSet;
@@ -23,6 +22,7 @@ use crate::profile::Profile;
 use crate::protect::check_protection;
 use crate::read_at::ReadAt;
 use crate::section::{NO_PROFILE_VERSION, PROFILE_VERSION_WITHOUT_LEAVES, Section};
+use crate::signature::{Statement, open_checked};
 use crate::tail::{Tail, check_dense};
 
 /// An open snapshot.
@@ -41,6 +41,8 @@ pub struct Snapshot {
     container_path: PathBuf,
     /// The directory, if the snapshot is in one.
     dir: Option<OwnedFd>,
+    /// What its signature confirms, if it was checked.
+    statement: Option<Statement>,
     /// Packed files that were requested, by kind.
     packed: [OnceLock<Option<Packed>>; PackedFile::ALL.len()],
     zero_map: PageSet,
@@ -91,10 +93,23 @@ impl Snapshot {
     /// # Errors
     /// [`OpenError`]; each kind of damage has its own variant.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, OpenError> {
+        Self::open_signed(path, None)
+    }
+
+    /// The same. If there is a verifier, nothing is parsed before it has confirmed `snapshot.firn`,
+    /// except for the digests. Image and writable disk are not read: see
+    /// [`check_signed_files`](Self::check_signed_files).
+    ///
+    /// # Errors
+    /// See [`Snapshot::open`].
+    pub fn open_signed(
+        path: impl AsRef<Path>,
+        verifier: Option<&Verifier>,
+    ) -> Result<Self, OpenError> {
         let path = path.as_ref();
         for _ in 0..MAX_ATTEMPTS {
             let dir = open_directory(path)?;
-            match Self::open_in(&dir, path) {
+            match Self::open_in(&dir, path, verifier) {
                 Err(_) if was_replaced(&dir, path) => {}
                 result => return result,
             }
@@ -114,23 +129,28 @@ impl Snapshot {
         linked && self.dir.as_ref().is_none_or(named)
     }
 
-    /// Opens a snapshot in a directory that is open already, as [`open_directory`] opens it. `path`
-    /// is its path: if another snapshot replaces this one during the call, that one is opened.
+    /// Opens a snapshot, like [`open_signed`](Self::open_signed), in a directory that is open
+    /// already, as [`open_directory`] opens it. `path` is its path: if another snapshot replaces
+    /// this one during the call, that one is opened.
     ///
     /// # Errors
     /// See [`OpenError`].
-    pub fn open_at(directory: &OwnedFd, path: impl AsRef<Path>) -> Result<Self, OpenError> {
+    pub fn open_at(
+        directory: &OwnedFd,
+        path: impl AsRef<Path>,
+        verifier: Option<&Verifier>,
+    ) -> Result<Self, OpenError> {
         let path = path.as_ref();
-        match Self::open_in(directory, path) {
-            Err(_) if was_replaced(directory, path) => Self::open(path),
+        match Self::open_in(directory, path, verifier) {
+            Err(_) if was_replaced(directory, path) => Self::open_signed(path, verifier),
             result => result,
         }
     }
 
-    fn open_in(dir: &OwnedFd, path: &Path) -> Result<Self, OpenError> {
+    fn open_in(dir: &OwnedFd, path: &Path, verifier: Option<&Verifier>) -> Result<Self, OpenError> {
         let container_path = path.join(CONTAINER_FILE);
-        let container = open_container(dir, path)?;
-        let read = Read::container(&container, &container_path)?;
+        let (container, header, statement) = open_checked(dir, path, verifier)?;
+        let read = Read::container(header, &container, &container_path)?;
         let image = open_with_len(dir, path, IMAGE_FILE, read.manifest.layout.total_bytes())?;
         check_protection(&image, &path.join(IMAGE_FILE), read.manifest.protection(IMAGE_FILE))?;
         let overlay = match read.manifest.overlay {
@@ -150,6 +170,7 @@ impl Snapshot {
         let image = Content::File(Arc::new(image));
         let mut snapshot = read.into_snapshot(path, container, container_path, image, overlay);
         snapshot.dir = Some(dir);
+        snapshot.statement = statement;
         Ok(snapshot)
     }
 
@@ -168,14 +189,26 @@ impl Snapshot {
     ) -> Result<Self, OpenError> {
         let path = name.as_ref();
         let tail = Tail::open(tail, path)?;
-        let read = Read::container(&tail.container, path)?;
+        let header = Header::read(&tail.container, path)?;
+        let read = Read::container(header, &tail.container, path)?;
         check_dense(&read.manifest, path)?;
         let overlay = match read.manifest.overlay {
             Some(identity) => Some(Content::Extent(Arc::new(tail.overlay(identity.len, path)?))),
             None => None,
         };
-        let (container, image) = (tail.container, Content::Extent(image));
+        let (container, image) = (Arc::new(tail.container), Content::Extent(image));
         Ok(read.into_snapshot(path, container, path.to_owned(), image, overlay))
+    }
+
+    /// Reads image and writable disk, and checks that they are the files that were signed. Without
+    /// a verifier at the opening there is nothing to check.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn check_signed_files(&self) -> Result<(), OpenError> {
+        let Some(statement) = &self.statement else { return Ok(()) };
+        let overlay = self.overlay.as_ref().map(|overlay| overlay as &dyn ReadAt);
+        statement.check_files(&self.image, overlay, &self.path)
     }
 
     /// The path that the snapshot was opened at. The path may name another snapshot by now.
@@ -306,8 +339,7 @@ struct Read {
 }
 
 impl Read {
-    fn container(container: &dyn ReadAt, path: &Path) -> Result<Self, OpenError> {
-        let header = Header::read(container, path)?;
+    fn container(header: Header, container: &dyn ReadAt, path: &Path) -> Result<Self, OpenError> {
         let section = |section| header.read_section(container, path, section);
         let manifest = decode_manifest(section(Section::Manifest)?, header.version, path)?;
         let zero_map = section(Section::ZeroMap)?;
@@ -320,14 +352,13 @@ impl Read {
     fn into_snapshot(
         self,
         path: &Path,
-        container: impl ReadAt + 'static,
+        container: Arc<dyn ReadAt>,
         container_path: PathBuf,
         image: Content,
         overlay: Option<Content>,
     ) -> Snapshot {
         let Self { header, manifest, machine_state, zero_map } = self;
         let digests_start = header.range(Section::Digests).start;
-        let container: Arc<dyn ReadAt> = Arc::new(container);
         let pages = manifest.layout.pages();
         let digests = Digests::new(container.clone(), container_path.clone(), digests_start, pages);
         let digests = Arc::new(digests);
@@ -340,6 +371,7 @@ impl Read {
             container,
             container_path,
             dir: None,
+            statement: None,
             packed: Default::default(),
             zero_map,
             image,
