@@ -10,8 +10,8 @@ use firn_memory::copy_ahead::{Rule, WriteReport, learn, prepare_copies, request_
 use firn_memory::planners::{Planner, Store};
 use firn_pool::Client;
 use firn_snapshot::{
-    AttachError, Grant, PageSet, Profile, Snapshot, Verify, open_pooled, open_pooled_with,
-    open_replica_with,
+    AttachError, Grant, PageSet, Profile, Snapshot, Verifier, Verify, open_pooled,
+    open_pooled_with, open_replica_with,
 };
 use firn_vmm::Virtualization;
 
@@ -47,9 +47,13 @@ impl Source {
     ) -> Result<Self, StartError> {
         let begin = Instant::now();
         let source = match spec {
-            SourceSpec::Directory { directory, path, verify } => {
+            SourceSpec::Directory { directory, path, verify, verifier } => {
                 let directory = descriptors.take(*directory)?;
-                let source = Self::new(Snapshot::open_at(&directory, path)?, None);
+                let snapshot = Snapshot::open_at(&directory, path, verifier.as_ref())?;
+                if *verify {
+                    snapshot.check_signed_files()?;
+                }
+                let source = Self::new(snapshot, None);
                 Self { verify: *verify, ..source }
             }
             SourceSpec::Pool { manager, name, verify } => {
@@ -67,8 +71,16 @@ impl Source {
     /// # Errors
     /// [`StartError::Open`].
     pub fn open_directory(path: &Path) -> Result<Self, StartError> {
+        Self::open_signed(path, None)
+    }
+
+    /// The same, if the verifier confirms it where there is one.
+    ///
+    /// # Errors
+    /// [`StartError::Open`].
+    pub fn open_signed(path: &Path, verifier: Option<&Verifier>) -> Result<Self, StartError> {
         let begin = Instant::now();
-        let source = Self::new(Snapshot::open(path)?, None);
+        let source = Self::new(Snapshot::open_signed(path, verifier)?, None);
         Ok(Self { opening: begin.elapsed(), ..source })
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use firn_agent::protocol::RoleCredentials;
 use firn_pool::Client;
-use firn_snapshot::Verify;
+use firn_snapshot::{Verifier, Verify};
 use rustix::fs::{Mode, OFlags, open};
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,7 @@ use crate::instance::{Instance, Instances, OwnedInstance};
 
 /// Version of [`StartSpec`] and of everything else that crosses between a monitor and the process
 /// that starts it.
-pub const SPEC_VERSION: u32 = 5;
+pub const SPEC_VERSION: u32 = 6;
 
 /// A request to start one microVM.
 ///
@@ -183,6 +183,8 @@ pub enum SourceSpec {
         path: PathBuf,
         /// Whether what a plan maps unchecked is verified first.
         verify: bool,
+        /// Who must have signed it, if it must be signed.
+        verifier: Option<Verifier>,
     },
     /// In a pool.
     Pool {
@@ -202,15 +204,27 @@ impl SourceSpec {
     /// [`StartError::Open`]: the directory cannot be opened.
     pub fn directory(path: &Path, descriptors: &mut Descriptors) -> Result<Self, StartError> {
         let directory = descriptors.add(firn_snapshot::open_directory(path)?);
-        Ok(Self::Directory { directory, path: path.to_owned(), verify: false })
+        Ok(Self::Directory { directory, path: path.to_owned(), verify: false, verifier: None })
     }
 
     /// The same, with what a plan maps unchecked from its files verified before the guest runs.
     #[must_use]
     pub fn verified(self) -> Self {
         match self {
-            Self::Directory { directory, path, .. } => {
-                Self::Directory { directory, path, verify: true }
+            Self::Directory { directory, path, verifier, .. } => {
+                Self::Directory { directory, path, verify: true, verifier }
+            }
+            pool @ Self::Pool { .. } => pool,
+        }
+    }
+
+    /// The same, refused before anything of it is parsed unless the verifier confirms it. A
+    /// snapshot in a pool has no signature.
+    #[must_use]
+    pub fn signed(self, verifier: Verifier) -> Self {
+        match self {
+            Self::Directory { directory, path, verify, .. } => {
+                Self::Directory { directory, path, verify, verifier: Some(verifier) }
             }
             pool @ Self::Pool { .. } => pool,
         }

@@ -153,12 +153,14 @@ fn nothing_is_parsed_before_its_signature_is_checked() {
 #[test]
 fn checked_bytes_are_not_read_from_the_file_again() {
     let signed = Signed::new();
+    set_profile(&signed.path, &Profile::of(Uuid::from_u128(3))).unwrap();
+    sign(&signed.path, &signed.signer).unwrap();
     let snapshot = signed.open().unwrap();
     let path = signed.path.join(CONTAINER_FILE);
     let len = fs::metadata(&path).unwrap().len();
     // In place, as only a process with access to the file can do it.
     fs::write(&path, vec![0xff; usize::try_from(len).unwrap()]).unwrap();
-    assert_eq!(snapshot.profile().unwrap(), None);
+    assert!(snapshot.profile().unwrap().is_some());
     let mut page = vec![0; 4096];
     snapshot.image().read_exact_at(&mut page, 15 * 4096).unwrap();
     snapshot.digests().check(15, &page).unwrap_err();

@@ -45,6 +45,8 @@ struct Standby {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ThawKey {
     pub(crate) place: SnapshotPlace,
+    /// The owner of its function, for whom it is signed.
+    pub(crate) owner: Option<String>,
     pub(crate) planner: String,
     /// Limit of what the guest writes to its disk, bytes.
     pub(crate) disk: u64,

@@ -42,7 +42,7 @@ impl Prepare for Unlocked<'_> {
 
 fn key(planner: &str) -> ThawKey {
     let place = SnapshotPlace::Directory("a".to_owned());
-    ThawKey { place, planner: planner.to_owned(), disk: 1 << 20 }
+    ThawKey { place, owner: None, planner: planner.to_owned(), disk: 1 << 20 }
 }
 
 #[test]
