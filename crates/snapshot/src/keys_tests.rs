@@ -54,6 +54,29 @@ fn keys_that_cannot_be_used_are_refused_with_a_way_out() {
     assert!(other.contains("openssl genpkey"), "{other}");
 }
 
+/// RFC 8410, section 10.3.
+const EXAMPLES: [&str; 2] = [
+    "-----BEGIN PRIVATE KEY-----
+MC4CAQAwBQYDK2VwBCIEINTuctv5E1hK1bbY8fdp+K06/nwoy/HU++CXqI9EdVhC
+-----END PRIVATE KEY-----
+",
+    "-----BEGIN PUBLIC KEY-----
+MCowBQYDK2VwAyEAGb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE=
+-----END PUBLIC KEY-----
+",
+];
+
+#[test]
+fn keys_have_the_format_of_the_standard() {
+    let dir = tempfile::tempdir().unwrap();
+    let [signing, public] = [dir.path().join("key.pem"), dir.path().join("key.pub")];
+    fs::write(&signing, EXAMPLES[0]).unwrap();
+    fs::set_permissions(&signing, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::write(&public, EXAMPLES[1]).unwrap();
+    let signer = Signer::read(&signing, "alice").unwrap();
+    assert_eq!(signer.verifier(), Verifier::read(&public, "alice").unwrap());
+}
+
 /// Runs openssl, and returns whether it could be run.
 fn openssl(arguments: &[&str]) -> bool {
     match Command::new("openssl").args(arguments).output() {
