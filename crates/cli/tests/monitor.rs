@@ -78,7 +78,7 @@ fn a_monitor_reports_a_start_and_a_typed_error() {
         error => panic!("{error:?}"),
     }
     std::fs::remove_file(snapshot.join("snapshot.firn")).unwrap();
-    let error = thaw(&snapshot, "firecracker").unwrap_err();
+    let error = SourceSpec::directory(&snapshot, &mut Descriptors::default()).unwrap_err();
     assert!(matches!(error, StartError::Open(_)), "{error:?}");
 }
 
@@ -311,8 +311,7 @@ fn a_clone_of_a_snapshot_that_was_replaced_or_removed_is_not_resumed() {
     let outdated = |change: &dyn Fn()| {
         let (mut monitor, _) = ready(&snapshot, "dram_cached", false).unwrap();
         change();
-        monitor.resume(now_ns(), None).unwrap();
-        let error = monitor.started(Some(LIMIT)).unwrap_err();
+        let error = monitor.resume(now_ns(), None).unwrap_err();
         assert!(matches!(error, StartError::Outdated(_)), "{error:?}");
     };
     outdated(&|| std::fs::rename(&snapshot, &gone).unwrap());

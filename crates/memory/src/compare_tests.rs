@@ -41,7 +41,10 @@ fn a_replica_is_compared_with_its_sealed_extent() {
 
     let (snapshot, grant) = open_replica(&socket, "it", Verify::Once).unwrap();
     let plan = plan(&snapshot, Some(&grant), &*parse("pass").unwrap()).unwrap();
-    let mut memory = execute(&plan, &Sources::of(&snapshot, Some(&grant)).unwrap()).unwrap().memory;
+    let medium = grant.take_medium().unwrap();
+    assert!(grant.take_medium().is_none());
+    let mut memory =
+        execute(&plan, &Sources::of(&snapshot, Some((&grant, &medium))).unwrap()).unwrap().memory;
     memory.vm_memory().write_slice(&[7; 4096], GuestAddress(700 * PAGE_SIZE)).unwrap();
     memory.vm_memory().write_slice(&[0; 4096], GuestAddress((PAGES - 1) * PAGE_SIZE)).unwrap();
     memory.track_writes();

@@ -43,6 +43,7 @@ mod guest_memory;
 mod host_facts;
 pub mod loader;
 mod map;
+mod own_files;
 pub mod page_cache;
 pub mod pager;
 mod plan;
@@ -66,6 +67,7 @@ pub use guest_memory::{
     MemoryUsage, Reservation, UsageError, ViewError,
 };
 pub use host_facts::{HostFacts, HostFactsError};
+pub use own_files::{OwnFiles, OwnFilesError};
 pub use plan::{
     Advice, Integrity, Layer, Leaf, LoadFile, Plan, PlanError, PlanSummary, PlanTable, Segment,
     Sharing, Source, Step, When, Work,

@@ -2,7 +2,7 @@
 //!
 //! All functions are for regular files. Functions that look for stored data move the file position.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::map;
+use crate::own_files::OwnFiles;
 
 /// Bytes that one call of mincore examines.
 const WINDOW: u64 = 256 << 20;
@@ -111,13 +112,13 @@ pub fn cached(file: &File, pages: u64) -> io::Result<PageSet> {
 /// The error of opening /dev/null, `lseek` or `sendfile`; [`io::ErrorKind::UnexpectedEof`] for a
 /// range beyond the end of the file.
 pub fn preload(file: &File, range: Range<u64>) -> io::Result<u64> {
-    let nowhere = OpenOptions::new().write(true).open("/dev/null")?;
+    let nowhere = OwnFiles::of_process()?.nowhere();
     let mut read = 0;
     for_each_stored(file, range, |stored| {
         let mut at = stored.start;
         while at < stored.end {
             let len = usize_of(READ.min(stored.end - at));
-            if sendfile(&nowhere, file, Some(&mut at), len)? == 0 {
+            if sendfile(nowhere, file, Some(&mut at), len)? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }

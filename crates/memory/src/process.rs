@@ -4,16 +4,20 @@ use std::fs;
 use std::io;
 
 use firn_base::num::usize_of;
+use nix::sys::resource::{UsageWho, getrusage};
 use procfs::ProcError;
-use procfs::process::{Io, MMPermissions, MMapPath, MemoryMap, Process, Stat};
+use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
 use rustix::mm::{Advice, madvise};
 use serde::Serialize;
 use thiserror::Error;
 
+/// Bytes of the unit in which the kernel counts reads from storage.
+const BLOCK: u64 = 512;
+
 /// Counters of a process, over all its threads. Take the difference of two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ProcessCounters {
-    /// Bytes that were read from storage (`read_bytes` of /proc/self/io).
+    /// Bytes that were read from storage.
     pub read_bytes: u64,
     /// Page faults that did not wait for storage.
     pub minor_faults: u64,
@@ -23,10 +27,10 @@ pub struct ProcessCounters {
 
 /// Why the counters of a process could not be read.
 #[derive(Debug, Error)]
-#[error("cannot read the counters of {process} from /proc")]
+#[error("cannot read the counters of process {process} from /proc")]
 pub struct ProcessCountersError {
     /// The process.
-    process: String,
+    process: u32,
     /// The file and its error.
     source: ProcError,
 }
@@ -53,17 +57,13 @@ pub fn map_program() -> Result<(), ProcError> {
 }
 
 impl ProcessCounters {
-    /// Reads this process's counters as they are now (proc(5)).
+    /// Reads this process's counters as they are now (getrusage(2)).
     ///
     /// # Errors
     ///
-    /// [`ProcessCountersError`] when /proc cannot be read.
-    pub fn read() -> Result<Self, ProcessCountersError> {
-        let counters = || {
-            let process = Process::myself()?;
-            Ok(Self::new(&process.io()?, &process.stat()?))
-        };
-        counters().map_err(|source| ProcessCountersError::new("this process", source))
+    /// That of the system call.
+    pub fn read() -> io::Result<Self> {
+        Self::of_usage(UsageWho::RUSAGE_SELF)
     }
 
     /// Reads the counters of another process of this user.
@@ -75,31 +75,25 @@ impl ProcessCounters {
         let counters = || {
             // No process has a number above i32::MAX.
             let process = Process::new(i32::try_from(process).unwrap_or(i32::MAX))?;
-            Ok(Self::new(&process.io()?, &process.stat()?))
+            let (stat, read_bytes) = (process.stat()?, process.io()?.read_bytes);
+            Ok(Self { read_bytes, minor_faults: stat.minflt, major_faults: stat.majflt })
         };
-        counters()
-            .map_err(|source| ProcessCountersError::new(&format!("process {process}"), source))
+        counters().map_err(|source| ProcessCountersError { process, source })
     }
 
     /// Reads the counters of the calling thread alone.
-    pub(crate) fn of_this_thread() -> Result<Self, ProcessCountersError> {
-        let counters = || {
-            let thread = rustix::thread::gettid().as_raw_nonzero().get();
-            let thread = Process::myself()?.task_from_tid(thread)?;
-            Ok(Self::new(&thread.io()?, &thread.stat()?))
-        };
-        counters().map_err(|source| ProcessCountersError::new("this thread", source))
+    pub(crate) fn of_this_thread() -> io::Result<Self> {
+        Self::of_usage(UsageWho::RUSAGE_THREAD)
     }
 
-    fn new(io: &Io, stat: &Stat) -> Self {
-        let Io { read_bytes, .. } = *io;
-        Self { read_bytes, minor_faults: stat.minflt, major_faults: stat.majflt }
-    }
-}
-
-impl ProcessCountersError {
-    fn new(process: &str, source: ProcError) -> Self {
-        Self { process: process.to_owned(), source }
+    fn of_usage(whose: UsageWho) -> io::Result<Self> {
+        let usage = getrusage(whose)?;
+        let count = i64::cast_unsigned;
+        Ok(Self {
+            read_bytes: count(usage.block_reads()) * BLOCK,
+            minor_faults: count(usage.minor_page_faults()),
+            major_faults: count(usage.major_page_faults()),
+        })
     }
 }
 

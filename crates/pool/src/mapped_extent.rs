@@ -29,7 +29,9 @@ pub struct MapExtentError {
 #[derive(Debug)]
 pub struct MappedExtent {
     memory: Memory,
-    file: File,
+    /// For writes through the file. Other mappings keep no descriptor, because one gives access to
+    /// the whole medium.
+    file: Option<File>,
     extent: Extent,
     durability: Durability,
 }
@@ -68,6 +70,7 @@ impl MappedExtent {
         let how = How { writable, synchronous, align: granule };
         let memory = Memory::map(&file, extent.offset, extent.len, how)
             .map_err(|errno| failed(errno.into()))?;
+        let file = (writable && durability == Durability::FileSync).then_some(file);
         Ok(Self { memory, file, extent, durability })
     }
 
@@ -124,9 +127,10 @@ impl MappedExtent {
             // A store into the mapping would read the old bytes of the page, one page at a time.
             Durability::FileSync => {
                 assert!(self.memory.is_writable(), "a read-only mapping must not be written");
+                let Some(file) = &self.file else { return Ok(()) };
                 let begin = self.extent.offset + at;
-                self.file.write_all_at(bytes, begin)?;
-                begin_writeback(&self.file, begin..begin + firn_base::num::u64_of(bytes.len()));
+                file.write_all_at(bytes, begin)?;
+                begin_writeback(file, begin..begin + firn_base::num::u64_of(bytes.len()));
             }
             Durability::Volatile => self.memory.store(at, bytes),
         }
@@ -138,12 +142,8 @@ impl MappedExtent {
     /// # Errors
     /// The medium is a file and `fdatasync` fails.
     pub fn flush(&self) -> io::Result<()> {
-        match self.durability {
-            // Each write was followed by flush and fence.
-            Durability::CacheLines(_) | Durability::Volatile => {}
-            Durability::FileSync => rustix::fs::fdatasync(&self.file)?,
-        }
-        Ok(())
+        // On other media, each write was followed by flush and fence.
+        Ok(self.file.as_ref().map_or(Ok(()), rustix::fs::fdatasync)?)
     }
 }
 

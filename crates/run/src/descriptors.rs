@@ -2,7 +2,9 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
+use firn_snapshot::SnapshotDirectory;
 use serde::{Deserialize, Serialize};
 
 use crate::error::StartError;
@@ -18,6 +20,8 @@ pub struct Descriptors {
     slots: Vec<Option<OwnedFd>>,
     /// A connection to a pool's manager that came before the request.
     manager: Option<OwnedFd>,
+    /// The directory of the snapshot whose files are among them. It is not sent.
+    directory: Option<Arc<SnapshotDirectory>>,
 }
 
 impl Descriptors {
@@ -26,6 +30,16 @@ impl Descriptors {
         let slot = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
         self.slots.push(Some(descriptor.into()));
         Slot(slot)
+    }
+
+    /// Keeps the directory of the snapshot whose files were added.
+    pub(crate) fn keep_directory(&mut self, directory: SnapshotDirectory) {
+        self.directory = Some(Arc::new(directory));
+    }
+
+    /// The directory that was kept.
+    pub(crate) fn directory(&self) -> Option<Arc<SnapshotDirectory>> {
+        self.directory.clone()
     }
 
     /// Takes the descriptor in a slot.
@@ -68,6 +82,6 @@ impl Descriptors {
 
 impl From<Vec<OwnedFd>> for Descriptors {
     fn from(descriptors: Vec<OwnedFd>) -> Self {
-        Self { slots: descriptors.into_iter().map(Some).collect(), manager: None }
+        Self { slots: descriptors.into_iter().map(Some).collect(), ..Self::default() }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! [`Source`] → [`Planned`] → [`Mapped`] → [`Restored`] → [`Running`] → [`StartReport`].
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -88,6 +89,8 @@ impl From<&Path> for KvmDevice {
 /// A plan for a source. Its loader works already.
 pub struct Planned<'a> {
     source: &'a Source,
+    /// Closed when guest memory is mapped: it gives access to all extents of the pool.
+    medium: Option<File>,
     plan: Plan,
     loader: Option<Loader>,
     report: StartReport,
@@ -163,7 +166,8 @@ impl Source {
         plan_ns: u64,
         clock: &Clock,
     ) -> Result<Planned<'_>, StartError> {
-        let sources = Sources::of(self.snapshot(), self.grant())?;
+        let medium = self.grant().and_then(Grant::take_medium);
+        let sources = self.sources(medium.as_ref())?;
         let begin = Instant::now();
         if self.verify {
             verify_plan(&plan, self.snapshot(), &sources)?;
@@ -175,7 +179,11 @@ impl Source {
         report.times.load_ns += verified.unwrap_or_default();
         report.planner.clone_from(&plan.planner);
         report.times.plan_ns = plan_ns;
-        Ok(Planned { source: self, plan, loader, report, since: clock.since() })
+        Ok(Planned { source: self, medium, plan, loader, report, since: clock.since() })
+    }
+
+    fn sources<'a>(&'a self, medium: Option<&'a File>) -> Result<Sources<'a>, StartError> {
+        Ok(Sources::of(self.snapshot(), self.grant().zip(medium))?)
     }
 
     /// Plans, and checks that this host can run the machine, without a start. Returns the shape of
@@ -246,11 +254,11 @@ impl<'a> Planned<'a> {
     /// # Errors
     /// [`StartError::Incompatible`], [`StartError::Execute`].
     pub fn map(self, kvm: KvmDevice) -> Result<Mapped<'a>, StartError> {
-        let Self { source, plan, loader, mut report, since } = self;
+        let Self { source, medium, plan, loader, mut report, since } = self;
         let begin = Instant::now();
         let mut machine = open_machine(source.snapshot(), kvm)?;
         let loaded = Instant::now();
-        let sources = Sources::of(source.snapshot(), source.grant())?;
+        let sources = source.sources(medium.as_ref())?;
         let executed = execute_in(&plan, &sources, machine.take_reservation())?;
         report.times.load_ns += nanoseconds(loaded - begin);
         report.times.execute_ns = nanoseconds(loaded.elapsed());

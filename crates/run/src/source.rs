@@ -47,9 +47,11 @@ impl Source {
     ) -> Result<Self, StartError> {
         let begin = Instant::now();
         let source = match spec {
-            SourceSpec::Directory { directory, path, verify, verifier } => {
-                let directory = descriptors.take(*directory)?;
-                let snapshot = Snapshot::open_at(&directory, path, verifier.as_ref())?;
+            SourceSpec::Directory { files, path, verify, verifier } => {
+                let files = files
+                    .clone()
+                    .try_map(|slot| Ok::<_, StartError>(descriptors.take(slot)?.into()))?;
+                let snapshot = Snapshot::of_files(files, path, verifier.as_ref())?;
                 if *verify {
                     snapshot.check_signed_files()?;
                 }
@@ -113,17 +115,15 @@ impl Source {
         self.grant.as_ref()
     }
 
-    /// Refuses a snapshot that was replaced or removed since it was opened.
+    /// Refuses a snapshot of a pool that was replaced or removed since it was opened. Of one in a
+    /// directory, the process that opened its files finds out.
     ///
     /// # Errors
     /// [`StartError::Outdated`]; [`StartError::Open`]: the pool's manager does not answer.
     pub(crate) fn check_current(&self) -> Result<(), StartError> {
+        let Some(grant) = &self.grant else { return Ok(()) };
         let path = self.snapshot.path().display().to_string();
-        let current = match &self.grant {
-            Some(grant) => grant.is_current(&path)?,
-            None => self.snapshot.is_current(),
-        };
-        if current { Ok(()) } else { Err(StartError::Outdated(path)) }
+        if grant.is_current()? { Ok(()) } else { Err(StartError::Outdated(path)) }
     }
 
     /// Gives back what a pool granted, once the microVM has ended: a replica with the pages that
@@ -169,6 +169,8 @@ fn open_granted(
     if let Some(rule) = rule {
         request_copy(&snapshot, &mut grant, rule)?;
     }
+    // The guest runs later: the connection must not reach more than this start was granted.
+    grant.confine()?;
     Ok((snapshot, grant))
 }
 

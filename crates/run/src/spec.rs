@@ -1,5 +1,6 @@
 //! What is to be started.
 
+use std::convert::Infallible;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use firn_agent::protocol::RoleCredentials;
 use firn_pool::Client;
-use firn_snapshot::{Verifier, Verify};
+use firn_snapshot::{SnapshotFiles, Verifier, Verify};
 use rustix::fs::{Mode, OFlags, open};
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +20,7 @@ use crate::instance::{Instance, Instances, OwnedInstance};
 
 /// Version of [`StartSpec`] and of everything else that crosses between a monitor and the process
 /// that starts it.
-pub const SPEC_VERSION: u32 = 6;
+pub const SPEC_VERSION: u32 = 7;
 
 /// A request to start one microVM.
 ///
@@ -177,9 +178,9 @@ pub struct ReplaySpec {
 pub enum SourceSpec {
     /// In a directory.
     Directory {
-        /// The directory, open.
-        directory: Slot,
-        /// Its path, for messages.
+        /// Its files, open.
+        files: Box<SnapshotFiles<Slot>>,
+        /// The directory's path, for messages.
         path: PathBuf,
         /// Whether what a plan maps unchecked is verified first.
         verify: bool,
@@ -201,18 +202,22 @@ impl SourceSpec {
     /// A snapshot in a directory.
     ///
     /// # Errors
-    /// [`StartError::Open`]: the directory cannot be opened.
+    /// [`StartError::Open`]: its files cannot be opened.
     pub fn directory(path: &Path, descriptors: &mut Descriptors) -> Result<Self, StartError> {
-        let directory = descriptors.add(firn_snapshot::open_directory(path)?);
-        Ok(Self::Directory { directory, path: path.to_owned(), verify: false, verifier: None })
+        let (files, directory) = SnapshotFiles::open(path)?;
+        descriptors.keep_directory(directory);
+        let slots: Result<_, Infallible> = files.try_map(|file| Ok(descriptors.add(file)));
+        let Ok(files) = slots;
+        let (files, path) = (Box::new(files), path.to_owned());
+        Ok(Self::Directory { files, path, verify: false, verifier: None })
     }
 
     /// The same, with what a plan maps unchecked from its files verified before the guest runs.
     #[must_use]
     pub fn verified(self) -> Self {
         match self {
-            Self::Directory { directory, path, verifier, .. } => {
-                Self::Directory { directory, path, verify: true, verifier }
+            Self::Directory { files, path, verifier, .. } => {
+                Self::Directory { files, path, verify: true, verifier }
             }
             pool @ Self::Pool { .. } => pool,
         }
@@ -223,8 +228,8 @@ impl SourceSpec {
     #[must_use]
     pub fn signed(self, verifier: Verifier) -> Self {
         match self {
-            Self::Directory { directory, path, verify, .. } => {
-                Self::Directory { directory, path, verify, verifier: Some(verifier) }
+            Self::Directory { files, path, verify, .. } => {
+                Self::Directory { files, path, verify, verifier: Some(verifier) }
             }
             pool @ Self::Pool { .. } => pool,
         }

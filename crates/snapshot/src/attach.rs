@@ -193,7 +193,11 @@ impl Edited {
     }
 }
 
-fn read_manifest(container: &dyn ReadAt, path: &Path) -> Result<(Header, Manifest), AttachError> {
+/// Reads the header of the container at `path`, and its manifest.
+pub(crate) fn read_manifest(
+    container: &dyn ReadAt,
+    path: &Path,
+) -> Result<(Header, Manifest), OpenError> {
     let header = Header::read(container, path)?;
     let bytes = header.read_section(container, path, Section::Manifest)?;
     let manifest = decode_manifest(bytes, header.version, path)?;

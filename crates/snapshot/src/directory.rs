@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, fstat, openat, statat};
 use rustix::io::Errno;
@@ -13,11 +13,57 @@ use crate::files::{CONTAINER_FILE, IMAGE_FILE};
 /// Maximum number of attempts to open a snapshot that is being replaced.
 pub(crate) const MAX_ATTEMPTS: u32 = 64;
 
-/// Opens the directory of a snapshot, for [`Snapshot::open_at`](crate::Snapshot::open_at).
+/// The directory that a snapshot's files were opened in.
+#[derive(Debug)]
+pub struct SnapshotDirectory {
+    dir: OwnedFd,
+    path: PathBuf,
+}
+
+impl SnapshotDirectory {
+    /// The directory at `path`.
+    pub(crate) fn open(path: &Path) -> Result<Self, OpenError> {
+        Ok(Self { dir: open_directory(path)?, path: path.into() })
+    }
+
+    /// Its path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether the path still names the snapshot: it was not replaced, moved or removed since its
+    /// files were opened. Of a snapshot in a pool, see
+    /// [`Grant::is_current`](crate::Grant::is_current).
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        let image = statat(&self.dir, IMAGE_FILE, AtFlags::SYMLINK_NOFOLLOW);
+        image.is_ok() && !was_replaced(&self.dir, &self.path)
+    }
+
+    /// Opens a file that a snapshot may lack.
+    pub(crate) fn open_optional(&self, name: &str) -> Result<Option<File>, OpenError> {
+        match open_file(&self.dir, &self.path, name) {
+            Err(OpenError::MissingFile { .. }) => Ok(None),
+            file => file.map(Some),
+        }
+    }
+
+    pub(crate) fn open_container(&self) -> Result<File, OpenError> {
+        open_container(&self.dir, &self.path)
+    }
+
+    /// Whether the path no longer names the directory.
+    pub(crate) fn was_replaced(&self) -> bool {
+        was_replaced(&self.dir, &self.path)
+    }
+}
+
+/// Opens the directory of a snapshot.
 ///
 /// # Errors
 /// [`OpenError`] when there is no directory at the path, or when it cannot be opened.
-pub fn open_directory(path: &Path) -> Result<OwnedFd, OpenError> {
+pub(crate) fn open_directory(path: &Path) -> Result<OwnedFd, OpenError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     openat(CWD, path, flags, Mode::empty()).map_err(|errno| match errno {
         Errno::NOENT => OpenError::NotFound { path: path.into() },
@@ -57,18 +103,23 @@ pub(crate) fn open_with_len(
     expected: u64,
 ) -> Result<File, OpenError> {
     let file = open_file(dir, path, name)?;
-    let path = path.join(name);
+    check_len(&file, &path.join(name), expected)?;
+    Ok(file)
+}
+
+/// Checks the length of an open file.
+pub(crate) fn check_len(file: &File, path: &Path, expected: u64) -> Result<(), OpenError> {
     let actual = file
         .metadata()
-        .map_err(|source| OpenError::Io { path: path.clone(), action: "stat", source })?
+        .map_err(|source| OpenError::Io { path: path.into(), action: "stat", source })?
         .len();
     if actual < expected {
-        return Err(OpenError::Truncated { path, section: None, expected, actual });
+        return Err(OpenError::Truncated { path: path.into(), section: None, expected, actual });
     }
     if actual > expected {
-        return Err(OpenError::TooLong { path, expected, actual });
+        return Err(OpenError::TooLong { path: path.into(), expected, actual });
     }
-    Ok(file)
+    Ok(())
 }
 
 pub(crate) fn open_file(dir: &OwnedFd, path: &Path, name: &str) -> Result<File, OpenError> {

@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use firn_base::PageRange;
-use firn_pool::{
-    COPY_CHUNK, Client, ClientError, CopyGrant, CopySet, ExtentGrant, Imaging, Refusal,
-};
+use firn_pool::{COPY_CHUNK, Client, ClientError, CopyGrant, CopySet, ExtentGrant, Imaging};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -68,7 +66,7 @@ pub struct ReplicaReport {
 /// grant, must not outlive it.
 #[derive(Debug)]
 pub struct Grant {
-    medium: File,
+    medium: Mutex<Option<File>>,
     extent: ExtentPlace,
     copies: Option<Copies>,
     replica: Option<ReplicaReport>,
@@ -130,7 +128,7 @@ pub fn open_pooled_with(
         extent.checked = true;
     }
     let grant = Grant {
-        medium: medium(&sealed)?,
+        medium: Mutex::new(Some(medium(&sealed)?)),
         extent,
         copies,
         replica: None,
@@ -177,7 +175,7 @@ pub fn open_replica_with(
             continue;
         }
         let ExtentPlace { offset, checked, .. } = grant.extent;
-        grant.medium = medium(memory)?;
+        *grant.medium.get_mut() = Some(medium(memory)?);
         grant.extent = ExtentPlace { checked, replica_of: Some(offset), ..place(memory) };
         grant.replica_generation = Some(memory.extent().generation);
         grant.replica =
@@ -188,10 +186,12 @@ pub fn open_replica_with(
 }
 
 impl Grant {
-    /// The pool's medium: read-only for a sealed extent, writable for a replica.
+    /// The pool's medium, to map guest memory from: read-only for a sealed extent, writable for a
+    /// replica. It gives access to all extents, so it is returned once, and the caller closes it
+    /// before the guest runs.
     #[must_use]
-    pub fn medium(&self) -> &File {
-        &self.medium
+    pub fn take_medium(&self) -> Option<File> {
+        self.medium.lock().take()
     }
 
     /// Where guest memory is in the medium.
@@ -262,12 +262,16 @@ impl Grant {
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub fn is_current(&self, name: &str) -> Result<bool, ClientError> {
-        match self.connection.lock().snapshot(name) {
-            Ok(sealed) => Ok(sealed.extent().generation == self.generation),
-            Err(ClientError::Refused { refusal: Refusal::Unknown, .. }) => Ok(false),
-            Err(error) => Err(error),
-        }
+    pub fn is_current(&self) -> Result<bool, ClientError> {
+        self.connection.lock().is_current(self.generation)
+    }
+
+    /// [Confines](Client::confine) the connection to the pool's manager to this grant.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn confine(&mut self) -> Result<(), ClientError> {
+        self.connection.get_mut().confine()
     }
 
     /// Returns the replica to the pool. `written` holds all image pages that the guest, KVM or the

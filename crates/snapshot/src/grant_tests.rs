@@ -1,3 +1,4 @@
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -53,18 +54,18 @@ impl Managed {
 }
 
 /// The sealed image, and the bytes of the grant's extent.
-fn images((snapshot, grant): &(Snapshot, Grant)) -> [Vec<u8>; 2] {
+fn images((snapshot, grant): &(Snapshot, Grant), medium: &File) -> [Vec<u8>; 2] {
     let layout = &snapshot.manifest().layout;
     let mut image = vec![0; usize::try_from(layout.total_bytes()).unwrap()];
     let mut granted = image.clone();
     ReadAt::read_exact_at(snapshot.image(), &mut image, 0).unwrap();
-    FileExt::read_exact_at(grant.medium(), &mut granted, grant.extent().offset).unwrap();
+    FileExt::read_exact_at(medium, &mut granted, grant.extent().offset).unwrap();
     [image, granted]
 }
 
 /// The image of a sealed extent.
 fn image(opened: &(Snapshot, Grant)) -> Vec<u8> {
-    let [image, granted] = images(opened);
+    let [image, granted] = images(opened, &opened.1.take_medium().unwrap());
     assert!(image == granted);
     image
 }
@@ -84,8 +85,9 @@ fn pooled_snapshots_are_replaced_in_one_step_and_keep_their_bytes() {
     let opened = pool.open("hello").unwrap();
     let new = &opened.0;
     assert_eq!(new.machine_state(), (3, &[2; 64][..]));
-    assert!(image(&opened) == second.bytes);
-    new.digests().check(0, &image(&opened)).unwrap();
+    let bytes = image(&opened);
+    assert!(bytes == second.bytes);
+    new.digests().check(0, &bytes).unwrap();
     assert_eq!(new.zero_map().count(), 1499);
     // A reader of the old snapshot still reads the old bytes.
     assert_eq!(old.0.machine_state(), (3, &[1; 64][..]));
@@ -103,11 +105,13 @@ fn a_replica_equals_its_snapshot_and_may_be_written() {
     for _ in 0..3 {
         let replica = open_replica(&pool.socket(), "hello", Verify::Once).unwrap();
         assert!(replica.1.replica().is_some());
-        assert!(images(&replica) == [memory.bytes.clone(), memory.bytes.clone()]);
+        let medium = replica.1.take_medium().unwrap();
+        assert!(replica.1.take_medium().is_none());
+        assert!(images(&replica, &medium) == [memory.bytes.clone(), memory.bytes.clone()]);
         let place = replica.1.extent();
         assert_eq!(place.replica_of, Some(sealed.offset));
-        replica.1.medium().write_all_at(&[9; 8192], place.offset).unwrap();
-        assert!(images(&replica)[0] == memory.bytes);
+        medium.write_all_at(&[9; 8192], place.offset).unwrap();
+        assert!(images(&replica, &medium)[0] == memory.bytes);
     }
     assert!(image(&pool.open("hello").unwrap()) == memory.bytes);
 }
@@ -180,7 +184,7 @@ fn damage(pool: &Managed, page: u64) {
     let offset = client.snapshot("hello").unwrap().extent().offset;
     // The descriptor of a staging extent covers the whole medium.
     let staging = client.begin("other", 4096, 0).unwrap();
-    let medium = std::fs::File::from(staging.descriptor().try_clone_to_owned().unwrap());
+    let medium = File::from(staging.descriptor().try_clone_to_owned().unwrap());
     medium.write_all_at(&[0x5a], offset + page * 4096 + 7).unwrap();
 }
 
@@ -219,7 +223,7 @@ fn the_check_of_an_extent_finds_a_damaged_disk() {
     // The disk's bytes are at the end of the tail.
     let extent = sealed.extent();
     let staging = client.begin("other", 4096, 0).unwrap();
-    let medium = std::fs::File::from(staging.descriptor().try_clone_to_owned().unwrap());
+    let medium = File::from(staging.descriptor().try_clone_to_owned().unwrap());
     medium.write_all_at(&[4], extent.tail_offset + extent.tail_bytes - 1).unwrap();
     let error = check().unwrap_err();
     assert!(matches!(error, CheckExtentError::Overlay), "{error}");
@@ -268,7 +272,8 @@ fn a_replica_and_its_tail_are_of_the_same_freeze() {
             // Two freezes at once may temporarily leave no space for a replica.
             let Ok(replica) = opened else { continue };
             let state = replica.0.machine_state().1[0];
-            assert!(images(&replica).concat().iter().all(|byte| *byte == state));
+            let medium = replica.1.take_medium().unwrap();
+            assert!(images(&replica, &medium).concat().iter().all(|byte| *byte == state));
         }
     });
 }

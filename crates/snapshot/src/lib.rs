@@ -36,6 +36,7 @@ mod in_pool;
 mod keys;
 mod layout;
 mod manifest;
+mod open_files;
 mod pack;
 mod packed;
 mod page_set;
@@ -58,7 +59,7 @@ pub use attach::{AttachError, set_profile};
 pub use contents::Contents;
 pub use copies::{Copies, CopyTable};
 pub use digests::{DigestError, Digests};
-pub use directory::open_directory;
+pub use directory::SnapshotDirectory;
 pub use disk::{DiskError, DiskSource};
 pub use error::{OpenError, OpenPooledError};
 pub use files::PackedFile;
@@ -82,6 +83,7 @@ pub use manifest::{
     CpuFeatures, CpuRequirement, CpuidRegister, Description, DiskIdentity, DiskInfo, FunctionInfo,
     ImageInfo, ImageKind, Manifest, ProtectedFile,
 };
+pub use open_files::{OpenTwice, SnapshotFiles};
 pub use pack::{pack, recipe_of};
 pub use packed::{Packed, PackedError, PackedRun};
 pub use page_set::PageSet;

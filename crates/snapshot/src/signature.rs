@@ -110,20 +110,20 @@ impl Statement {
     }
 }
 
-/// `snapshot.firn` of a snapshot that is open as `directory`, its header, and the statement about
-/// it. Nothing is parsed before `verifier`, where there is one, has confirmed it.
+/// `snapshot.firn` of the snapshot at `path`, its header, and the statement about it. Nothing is
+/// parsed before `verifier`, where there is one, has confirmed it by the file with the signature.
 pub(crate) fn open_checked(
-    directory: &OwnedFd,
+    container: File,
+    signature: Option<&File>,
     path: &Path,
     verifier: Option<&Verifier>,
 ) -> Result<(Arc<dyn ReadAt>, Header, Option<Statement>), OpenError> {
-    let container = open_container(directory, path)?;
     let container_path = path.join(CONTAINER_FILE);
     let Some(verifier) = verifier else {
         let header = Header::read(&container, &container_path)?;
         return Ok((Arc::new(container), header, None));
     };
-    let statement = read_statement(directory, path, verifier)?;
+    let statement = read_statement(signature, path, verifier)?;
     let len = usize::try_from(statement.len.min(max_len())).unwrap_or(usize::MAX);
     let mut head = vec![0; len];
     match container.read_exact_at(&mut head, 0) {
@@ -142,13 +142,12 @@ pub(crate) fn open_checked(
 }
 
 fn read_statement(
-    directory: &OwnedFd,
+    file: Option<&File>,
     path: &Path,
     verifier: &Verifier,
 ) -> Result<Statement, OpenError> {
-    let file = match open_file(directory, path, SIGNATURE_FILE) {
-        Err(OpenError::MissingFile { path }) => return Err(OpenError::Unsigned { path }),
-        file => file?,
+    let Some(file) = file else {
+        return Err(OpenError::Unsigned { path: path.join(SIGNATURE_FILE) });
     };
     let (mut signature, mut statement) = ([0; SIGNATURE_LEN], [0; STATEMENT_LEN]);
     let read = file

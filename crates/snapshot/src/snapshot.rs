@@ -3,19 +3,18 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use crate::container::Header;
 use crate::decode::{EMPTY, check_consistent, decode_manifest, decode_profile, decode_zero_map};
 use crate::digests::Digests;
-use crate::directory::{MAX_ATTEMPTS, open_directory, open_file, open_with_len, was_replaced};
+use crate::directory::check_len;
 use crate::error::OpenError;
 use crate::files::{CONTAINER_FILE, IMAGE_FILE, OVERLAY_FILE, PackedFile};
 use crate::keys::Verifier;
 use crate::manifest::Manifest;
+use crate::open_files::{OpenTwice, SnapshotFiles};
 use crate::packed::{Packed, PackedError};
 use crate::page_set::PageSet;
 use crate::profile::Profile;
@@ -27,8 +26,8 @@ use crate::tail::{Tail, check_dense};
 
 /// An open snapshot.
 ///
-/// It is immutable: its files were opened through one descriptor of the directory and are never
-/// written again, so it stays valid when the directory is replaced or removed. What a pool grants
+/// It is immutable: its files are of one directory and are never written again, so it stays valid
+/// when the directory is replaced or removed. What a pool grants
 /// for one run of it is a [`Grant`](crate::Grant). Several threads may use one value.
 #[derive(Debug)]
 pub struct Snapshot {
@@ -39,11 +38,13 @@ pub struct Snapshot {
     header: Header,
     container: Arc<dyn ReadAt>,
     container_path: PathBuf,
-    /// The directory, if the snapshot is in one.
-    dir: Option<OwnedFd>,
     /// What its signature confirms, if it was checked.
     statement: Option<Statement>,
-    /// Packed files that were requested, by kind.
+    /// The image file a second time, if the snapshot is in a directory.
+    image_again: Option<File>,
+    /// The packed files of its directory, by kind.
+    packed_files: [Option<OpenTwice>; PackedFile::ALL.len()],
+    /// Those that were requested, by kind.
     packed: [OnceLock<Option<Packed>>; PackedFile::ALL.len()],
     zero_map: PageSet,
     image: Content,
@@ -96,8 +97,8 @@ impl Snapshot {
         Self::open_signed(path, None)
     }
 
-    /// The same. If there is a verifier, nothing is parsed before it has confirmed `snapshot.firn`,
-    /// except for the digests. Image and writable disk are not read: see
+    /// The same. If there is a verifier, it has to confirm `snapshot.firn`, except for the digests,
+    /// before any byte of it is parsed. Image and writable disk are not read: see
     /// [`check_signed_files`](Self::check_signed_files).
     ///
     /// # Errors
@@ -107,71 +108,47 @@ impl Snapshot {
         verifier: Option<&Verifier>,
     ) -> Result<Self, OpenError> {
         let path = path.as_ref();
-        for _ in 0..MAX_ATTEMPTS {
-            let dir = open_directory(path)?;
-            match Self::open_in(&dir, path, verifier) {
-                Err(_) if was_replaced(&dir, path) => {}
-                result => return result,
-            }
-        }
-        Err(OpenError::Replaced { path: path.into(), attempts: MAX_ATTEMPTS })
+        let (files, _) = SnapshotFiles::open(path)?;
+        Self::of_files(files, path, verifier)
     }
 
-    /// Whether its path still names it: it was not replaced, moved or removed since it was opened.
-    /// Of a snapshot in a pool, see [`Grant::is_current`](crate::Grant::is_current).
-    #[must_use]
-    pub fn is_current(&self) -> bool {
-        let named = |dir| !was_replaced(dir, &self.path);
-        let linked = match &self.image {
-            Content::File(image) => image.metadata().is_ok_and(|file| file.nlink() > 0),
-            Content::Extent(_) => true,
-        };
-        linked && self.dir.as_ref().is_none_or(named)
-    }
-
-    /// Opens a snapshot, like [`open_signed`](Self::open_signed), in a directory that is open
-    /// already, as [`open_directory`] opens it. `path` is its path: if another snapshot replaces
-    /// this one during the call, that one is opened.
+    /// The snapshot in open files. It reads and checks the same as
+    /// [`open_signed`](Self::open_signed), and opens nothing. `path` is the snapshot's path, for
+    /// messages.
     ///
     /// # Errors
     /// See [`OpenError`].
-    pub fn open_at(
-        directory: &OwnedFd,
+    pub fn of_files(
+        files: SnapshotFiles,
         path: impl AsRef<Path>,
         verifier: Option<&Verifier>,
     ) -> Result<Self, OpenError> {
         let path = path.as_ref();
-        match Self::open_in(directory, path, verifier) {
-            Err(_) if was_replaced(directory, path) => Self::open_signed(path, verifier),
-            result => result,
-        }
-    }
-
-    fn open_in(dir: &OwnedFd, path: &Path, verifier: Option<&Verifier>) -> Result<Self, OpenError> {
+        let SnapshotFiles { container, signature, image, overlay, packed } = files;
         let container_path = path.join(CONTAINER_FILE);
-        let (container, header, statement) = open_checked(dir, path, verifier)?;
+        let (container, header, statement) =
+            open_checked(container, signature.as_ref(), path, verifier)?;
         let read = Read::container(header, &container, &container_path)?;
-        let image = open_with_len(dir, path, IMAGE_FILE, read.manifest.layout.total_bytes())?;
-        check_protection(&image, &path.join(IMAGE_FILE), read.manifest.protection(IMAGE_FILE))?;
+        let check = |file: &File, name, len| {
+            let path = path.join(name);
+            check_len(file, &path, len)?;
+            check_protection(file, &path, read.manifest.protection(name))
+        };
+        let missing = |name| move || OpenError::MissingFile { path: path.join(name) };
+        let image = image.ok_or_else(missing(IMAGE_FILE))?;
+        check(&image.file, IMAGE_FILE, read.manifest.layout.total_bytes())?;
         let overlay = match read.manifest.overlay {
             Some(identity) => {
-                let file = open_with_len(dir, path, OVERLAY_FILE, identity.len)?;
-                let digest = read.manifest.protection(OVERLAY_FILE);
-                check_protection(&file, &path.join(OVERLAY_FILE), digest)?;
+                let file = overlay.ok_or_else(missing(OVERLAY_FILE))?;
+                check(&file, OVERLAY_FILE, identity.len)?;
                 Some(Content::File(Arc::new(file)))
             }
             None => None,
         };
-        let dir = dir.try_clone().map_err(|source| OpenError::Io {
-            path: path.into(),
-            action: "duplicate the descriptor of",
-            source,
-        })?;
-        let image = Content::File(Arc::new(image));
-        let mut snapshot = read.into_snapshot(path, container, container_path, image, overlay);
-        snapshot.dir = Some(dir);
-        snapshot.statement = statement;
-        Ok(snapshot)
+        let content = Content::File(Arc::new(image.file));
+        let snapshot = read.into_snapshot(path, container, container_path, content, overlay);
+        let image_again = Some(image.again);
+        Ok(Self { statement, image_again, packed_files: packed, ..snapshot })
     }
 
     /// Opens the snapshot that the extent of a pool holds, as [`write_extent`](crate::write_extent)
@@ -257,7 +234,7 @@ impl Snapshot {
     }
 
     /// A file that was packed from the image; `None` if there is none, as in a pool. The first call
-    /// opens it and checks its header and table.
+    /// checks its header and table.
     ///
     /// # Errors
     /// [`PackedError`] when it is damaged, or not of this snapshot.
@@ -277,17 +254,23 @@ impl Snapshot {
     }
 
     fn open_packed(&self, kind: PackedFile) -> Result<Option<Packed>, PackedError> {
-        let Some(dir) = &self.dir else { return Ok(None) };
-        let file = match open_file(dir, &self.path, kind.name()) {
-            Err(OpenError::MissingFile { .. }) => return Ok(None),
-            result => result?,
+        let Some(OpenTwice { file, .. }) = &self.packed_files[kind.index()] else {
+            return Ok(None);
         };
         let path = self.path.join(kind.name());
         let digest = self.manifest.protection(kind.name());
-        check_protection(&file, &path, digest)?;
+        check_protection(file, &path, digest)?;
+        let file = file.try_clone();
+        let file = file.map_err(|source| PackedError::Read { path: path.clone(), source })?;
         let (id, pages) = (self.manifest.description.id, self.manifest.layout.pages());
         let packed = Packed::read(file, path, kind, id, pages)?;
         Ok(Some(packed.with_protection(digest.is_some())))
+    }
+
+    /// A packed file with an open file description of its own, for what loads it.
+    #[must_use]
+    pub fn packed_again(&self, kind: PackedFile) -> Option<&File> {
+        Some(&self.packed_files[kind.index()].as_ref()?.again)
     }
 
     /// Whether fs-verity protects the image file: its digest is the manifest's.
@@ -315,6 +298,12 @@ impl Snapshot {
             Content::File(file) => Some(file),
             Content::Extent(_) => None,
         }
+    }
+
+    /// The image file with an open file description of its own, for what loads it.
+    #[must_use]
+    pub fn image_again(&self) -> Option<&File> {
+        self.image_again.as_ref()
     }
 
     /// The writable disk's content at the freeze.
@@ -370,8 +359,9 @@ impl Read {
             header,
             container,
             container_path,
-            dir: None,
             statement: None,
+            image_again: None,
+            packed_files: Default::default(),
             packed: Default::default(),
             zero_map,
             image,

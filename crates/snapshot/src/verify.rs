@@ -16,10 +16,12 @@ use thiserror::Error;
 use crate::container::Header;
 use crate::decode::{check_consistent, decode_manifest, decode_zero_map};
 use crate::digests::{DigestError, Digests, PAGE_LEN, page_digest};
-use crate::directory::{MAX_ATTEMPTS, open_directory, open_file, open_with_len, was_replaced};
+use crate::directory::{
+    MAX_ATTEMPTS, open_container, open_directory, open_file, open_with_len, was_replaced,
+};
 use crate::disk::{DiskError, digest_with_progress};
 use crate::error::OpenError;
-use crate::files::{CONTAINER_FILE, IMAGE_FILE, OVERLAY_FILE, PackedFile};
+use crate::files::{CONTAINER_FILE, IMAGE_FILE, OVERLAY_FILE, PackedFile, SIGNATURE_FILE};
 use crate::image::is_zero;
 use crate::keys::Verifier;
 use crate::layout::{CHUNK_PAGES, CHUNK_SIZE, MemoryLayout};
@@ -255,7 +257,13 @@ fn open_parts_in(
     verifier: Option<&Verifier>,
 ) -> Result<Parts, OpenError> {
     let container_path = path.join(CONTAINER_FILE);
-    let (container, header, statement) = open_checked(dir, path, verifier)?;
+    let container = open_container(dir, path)?;
+    let signature = match open_file(dir, path, SIGNATURE_FILE) {
+        Err(OpenError::MissingFile { .. }) => None,
+        file => Some(file?),
+    };
+    let (container, header, statement) =
+        open_checked(container, signature.as_ref(), path, verifier)?;
     let mut problems = Vec::new();
     let mut keep = |error: OpenError| problems.push(Problem::from(error));
     let section = |section| header.read_section(&container, &container_path, section);

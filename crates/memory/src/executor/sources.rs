@@ -6,6 +6,7 @@ use firn_snapshot::{Grant, Packed, PackedFile, Snapshot};
 
 use super::ExecuteError;
 use crate::pager::{OnFailure, end_process};
+use crate::plan::LoadFile;
 
 /// Where the image of a snapshot is, for mapping.
 #[derive(Clone, Copy, Debug)]
@@ -49,25 +50,39 @@ pub struct Sources<'a> {
 }
 
 impl<'a> Sources<'a> {
-    /// The sources of an open snapshot: what a pool granted, or the image file, and the packed file
-    /// that the planner opened.
+    /// The sources of an open snapshot: what a pool granted, with [its medium](Grant::take_medium),
+    /// or the image file, and the packed file that the planner opened.
     ///
     /// # Errors
     ///
     /// [`ExecuteError::NoGrant`] for a snapshot in a pool without a grant.
-    pub fn of(snapshot: &'a Snapshot, grant: Option<&'a Grant>) -> Result<Self, ExecuteError> {
+    pub fn of(
+        snapshot: &'a Snapshot,
+        grant: Option<(&'a Grant, &'a File)>,
+    ) -> Result<Self, ExecuteError> {
         let image = match (grant, snapshot.image_file()) {
-            (Some(grant), _) => ImageSource::Medium(grant.medium()),
+            (Some((_, medium)), _) => ImageSource::Medium(medium),
             (None, Some(file)) => ImageSource::File(file),
             (None, None) => return Err(ExecuteError::NoGrant),
         };
-        let copy = grant.and_then(Grant::copies).and_then(|copies| copies.file.as_ref());
+        let copy =
+            grant.and_then(|(grant, _)| grant.copies()).and_then(|copies| copies.file.as_ref());
         Ok(Self { image, snapshot: Some(snapshot), copy, on_failure: end_process })
     }
 
     /// The loading-set file, if the planner opened one.
     pub(crate) fn packed(&self) -> Option<&'a Packed> {
         self.snapshot?.opened_packed(PackedFile::LoadingSet)
+    }
+
+    /// A file to load, with an open file description of its own: a lock and the state of read-ahead
+    /// belong to one. An image alone has one only.
+    pub(crate) fn loaded(&self, file: LoadFile) -> Option<&'a File> {
+        match (file, self.snapshot) {
+            (LoadFile::Image, None) => self.image.file(),
+            (LoadFile::Image, Some(snapshot)) => snapshot.image_again(),
+            (LoadFile::Packed, snapshot) => snapshot?.packed_again(PackedFile::LoadingSet),
+        }
     }
 
     /// An image file and nothing else.

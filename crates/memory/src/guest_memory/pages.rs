@@ -13,11 +13,11 @@ use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::{Backing, GuestMemory};
+use crate::own_files::OwnFiles;
 use crate::page_cache::for_each_stored;
 use crate::slot::host_addr;
 
 /// A file with one entry for each page of this process (Linux, admin-guide/mm/pagemap).
-pub(super) const PAGEMAP: &str = "/proc/self/pagemap";
 /// Size of an entry, in bytes.
 const ENTRY: usize = 8;
 /// Bit of an entry: the page belongs to a file or is shared anonymous memory.
@@ -41,7 +41,7 @@ pub(super) const MAX_REPORTED: usize = 8192;
 #[derive(Debug)]
 pub struct GuestPages<'a> {
     memory: &'a GuestMemory,
-    pagemap: File,
+    pagemap: &'static File,
 }
 
 /// The image is shorter than guest memory.
@@ -63,7 +63,7 @@ impl GuestMemory {
     ///
     /// The error of opening /proc/self/pagemap.
     pub fn pages(&self) -> io::Result<GuestPages<'_>> {
-        Ok(GuestPages { memory: self, pagemap: File::open(PAGEMAP)? })
+        Ok(GuestPages { memory: self, pagemap: OwnFiles::of_process()?.pagemap() })
     }
 }
 
@@ -76,7 +76,7 @@ impl GuestMemory {
     ///
     /// The error of reading /proc/self/pagemap.
     pub fn reported_free(&self) -> io::Result<Vec<PageRange>> {
-        let pagemap = File::open(PAGEMAP)?;
+        let pagemap = OwnFiles::of_process()?.pagemap();
         let mut free = PageSet::new(self.layout.pages());
         let reported = self.reported.lock();
         for region in self.layout.regions() {
@@ -85,7 +85,7 @@ impl GuestMemory {
                 let start = region.guest_addr + (pages.start * PAGE_SIZE - image.start);
                 let addr = host_addr(&self.slots, start).ok_or(io::ErrorKind::InvalidInput)?;
                 let len = (pages.end - pages.start) * PAGE_SIZE;
-                let untouched = pages.zip(pagemap_entries(&pagemap, addr, len)?);
+                let untouched = pages.zip(pagemap_entries(pagemap, addr, len)?);
                 let untouched = untouched.filter(|(_, entry)| entry & (PRESENT | SWAPPED) == 0);
                 untouched.for_each(|(page, _)| free.insert(page));
             }
@@ -153,7 +153,7 @@ impl GuestPages<'_> {
     /// For each page, whether it is in this process's page tables or in swap.
     fn touched(&self, guest_addr: u64, len: u64) -> io::Result<Vec<bool>> {
         let addr = host_addr(&self.memory.slots, guest_addr).ok_or(io::ErrorKind::InvalidInput)?;
-        let entries = pagemap_entries(&self.pagemap, addr, len)?;
+        let entries = pagemap_entries(self.pagemap, addr, len)?;
         Ok(entries.into_iter().map(|entry| entry & (PRESENT | SWAPPED) != 0).collect())
     }
 

@@ -1,15 +1,13 @@
 //! The memory usage of a guest.
 
-use std::fs::File;
-
 use firn_base::PAGE_SIZE;
 use firn_snapshot::PageSet;
-use procfs::process::Process;
 use serde::Serialize;
 use thiserror::Error;
 
-use super::pages::{FILE, PAGEMAP, PRESENT, SWAPPED, pagemap_entries};
+use super::pages::{FILE, PRESENT, SWAPPED, pagemap_entries};
 use super::{Backing, GuestMemory};
+use crate::own_files::{OwnFiles, OwnFilesError};
 use crate::slot::host_addr;
 
 /// The memory that a guest uses on this host, in bytes.
@@ -35,25 +33,21 @@ pub struct MemoryUsage {
     pub monitor: u64,
 }
 
-/// One entry of some twenty-five lines for each mapping of this process, of which there may be tens
-/// of thousands: two lines of each entry are parsed, and no map of all of them is built.
-const SMAPS: &str = "/proc/self/smaps";
-
 /// Why the usage could not be read.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum UsageError {
-    /// A file of /proc could not be read.
-    #[error("cannot read {path}; is /proc mounted?")]
-    Read {
-        /// The file.
-        path: &'static str,
-        /// The error of the read.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The status of this process could not be read.
-    #[error("cannot read /proc/self/status; is /proc mounted?")]
+    /// The files of this process could not be opened.
+    #[error(transparent)]
+    Open(#[from] OwnFilesError),
+    /// /proc/self/pagemap could not be read.
+    #[error("cannot read /proc/self/pagemap")]
+    Pagemap(#[source] std::io::Error),
+    /// /proc/self/smaps could not be read.
+    #[error("cannot read /proc/self/smaps")]
+    Smaps(#[source] std::io::Error),
+    /// /proc/self/status could not be read.
+    #[error("cannot read /proc/self/status")]
     Status(#[source] procfs::ProcError),
 }
 
@@ -65,16 +59,14 @@ impl GuestMemory {
     ///
     /// [`UsageError`] when /proc cannot be read.
     pub fn usage(&self) -> Result<MemoryUsage, UsageError> {
-        let status = Process::myself().and_then(|process| process.status());
-        let status = status.map_err(UsageError::Status)?;
+        let files = OwnFiles::of_process()?;
+        let status = files.status().map_err(UsageError::Status)?;
         let page_tables = status.vmpte.unwrap_or(0) * 1024;
         let mut usage = MemoryUsage { page_tables, ..MemoryUsage::default() };
         if matches!(self.backing, Backing::Extent | Backing::Sealed | Backing::Replica) {
-            self.count_extent(&mut usage)
-                .map_err(|source| UsageError::Read { path: PAGEMAP, source })?;
+            self.count_extent(&mut usage).map_err(UsageError::Pagemap)?;
         } else {
-            let smaps = std::fs::read_to_string(SMAPS)
-                .map_err(|source| UsageError::Read { path: SMAPS, source })?;
+            let smaps = files.smaps().map_err(UsageError::Smaps)?;
             self.count_mappings(&smaps, &mut usage);
         }
         let anonymous = status.rssanon.unwrap_or(0) * 1024;
@@ -82,6 +74,9 @@ impl GuestMemory {
         Ok(usage)
     }
 
+    /// Counts from smaps, which has an entry of some twenty-five lines for each mapping of this
+    /// process, of which there may be tens of thousands: two lines of each entry are parsed, and no
+    /// map of all of them is built.
     fn count_mappings(&self, smaps: &str, usage: &mut MemoryUsage) {
         let mut is_guest = false;
         for line in smaps.lines() {
@@ -102,12 +97,12 @@ impl GuestMemory {
     /// The image pages that are private to this process: anonymous memory, and pages that the
     /// kernel copied on a write.
     pub(crate) fn private_pages(&self) -> std::io::Result<PageSet> {
-        let pagemap = File::open(PAGEMAP)?;
+        let pagemap = OwnFiles::of_process()?.pagemap();
         let mut private = PageSet::new(self.layout.pages());
         for region in self.layout.regions() {
             let addr = host_addr(&self.slots, region.guest_addr);
             let addr = addr.ok_or(std::io::ErrorKind::InvalidInput)?;
-            let entries = pagemap_entries(&pagemap, addr, region.len)?;
+            let entries = pagemap_entries(pagemap, addr, region.len)?;
             let pages = (region.image_offset / PAGE_SIZE..).zip(entries);
             let is_private = |entry| entry & (PRESENT | SWAPPED) != 0 && entry & FILE == 0;
             for (page, _) in pages.filter(|(_, entry)| is_private(*entry)) {
@@ -121,11 +116,11 @@ impl GuestMemory {
     /// from copies of them by the number of processes that map them. An entry of a file page that
     /// the kernel is moving has the bits of a swapped page and of a file.
     fn count_extent(&self, usage: &mut MemoryUsage) -> std::io::Result<()> {
-        let pagemap = File::open(PAGEMAP)?;
+        let pagemap = OwnFiles::of_process()?.pagemap();
         for slot in &self.slots {
             for (range, copied) in self.copied.split(slot.guest_addr..slot.guest_addr + slot.len) {
                 let addr = slot.host_addr + (range.start - slot.guest_addr);
-                for entry in pagemap_entries(&pagemap, addr, range.end - range.start)? {
+                for entry in pagemap_entries(pagemap, addr, range.end - range.start)? {
                     if entry & (PRESENT | SWAPPED) == 0 {
                         continue;
                     }

@@ -12,7 +12,6 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -25,7 +24,7 @@ use thiserror::Error;
 use crate::executor::Sources;
 use crate::page_cache::preload;
 use crate::plan::{LoadFile, Plan, When, Work};
-use crate::process::{ProcessCounters, ProcessCountersError};
+use crate::process::ProcessCounters;
 
 /// Bytes of one request: the kernel limits a request to the read-ahead of the device, 128 KiB by
 /// default.
@@ -55,12 +54,12 @@ pub struct LoaderReport {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// The file cannot be opened a second time, for a lock of its own.
-    #[error("cannot open the {file} for the loader; is /proc mounted?")]
+    /// The file's descriptor cannot be duplicated.
+    #[error("cannot duplicate the descriptor of the {file} for the loader")]
     Open {
         /// The file.
         file: LoadFile,
-        /// The error of the open.
+        /// The error of the system call.
         source: io::Error,
     },
     /// The plan loads a packed file, but none is open.
@@ -87,8 +86,8 @@ pub enum LoadError {
         source: io::Error,
     },
     /// The counters of the thread cannot be read.
-    #[error(transparent)]
-    Counters(#[from] ProcessCountersError),
+    #[error("cannot read the counters of this thread")]
+    Counters(#[source] io::Error),
     /// The thread cannot be started.
     #[error("cannot start the loader's thread")]
     Thread(#[source] io::Error),
@@ -129,14 +128,11 @@ impl Loader {
             }
         }
         let Some(from) = from else { return Ok(None) };
-        let file = match from {
-            LoadFile::Image => sources.image.file().ok_or(LoadError::NoImageFile)?,
-            LoadFile::Packed => sources.packed().ok_or(LoadError::NoPackedFile)?.file(),
-        };
-        // A lock and the state of read-ahead belong to an open file description; the loader must
-        // not share the snapshot's.
-        let file = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
-            .map_err(|source| LoadError::Open { file: from, source })?;
+        let file = sources.loaded(from).ok_or(match from {
+            LoadFile::Image => LoadError::NoImageFile,
+            LoadFile::Packed => LoadError::NoPackedFile,
+        })?;
+        let file = file.try_clone().map_err(|source| LoadError::Open { file: from, source })?;
         let begun = LoaderReport {
             start_ns: now_ns().saturating_sub(request_ns),
             ranges: ranges.len() as u64,
@@ -186,7 +182,9 @@ fn load(
         Err(Errno::WOULDBLOCK) => return Ok(report),
         Err(errno) => return Err(LoadError::Lock(errno.into())),
     }
-    let before = ProcessCounters::of_this_thread()?;
+    // The open file description, and with it a lock, lasts as long as the microVM.
+    let _unlock = Unlock(file);
+    let before = ProcessCounters::of_this_thread().map_err(LoadError::Counters)?;
     for &(offset, len) in ranges {
         let done = match from {
             LoadFile::Packed => preload(file, offset..offset.saturating_add(len)).map(drop),
@@ -197,10 +195,20 @@ fn load(
             LoadError::Read { file: from, protected, offset, len, source }
         })?;
     }
-    let after = ProcessCounters::of_this_thread()?;
+    let after = ProcessCounters::of_this_thread().map_err(LoadError::Counters)?;
     report.read_bytes = after.read_bytes.saturating_sub(before.read_bytes);
     report.ns = ns_since(start);
     Ok(report)
+}
+
+/// Releases the lock of a file when dropped.
+struct Unlock<'a>(&'a File);
+
+impl Drop for Unlock<'_> {
+    fn drop(&mut self) {
+        // Fails for no lock that is held.
+        let _ = flock(self.0, FlockOperation::Unlock);
+    }
 }
 
 /// Requests a range from the kernel.

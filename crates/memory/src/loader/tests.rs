@@ -1,4 +1,5 @@
 use std::io::Write;
+use std::os::fd::AsRawFd;
 
 use firn_snapshot::{MemoryLayout, PageSet};
 

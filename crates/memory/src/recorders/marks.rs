@@ -13,8 +13,8 @@ use linux_raw_sys::general::{
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
 use crate::guest_memory::GuestMemory;
+use crate::own_files::OwnFiles;
 
-const PAGEMAP: &str = "/proc/self/pagemap";
 /// The ioctl, which linux-raw-sys does not have.
 const PAGEMAP_SCAN: Opcode = opcode::read_write::<pm_scan_arg>(b'f', 16);
 const EMPTY: page_region = page_region { start: 0, end: 0, categories: 0 };
@@ -25,10 +25,10 @@ const BATCH: usize = 64;
 /// userfaultfd that has [`WRITE_PROTECT_ASYNC`](crate::uffd::Features::WRITE_PROTECT_ASYNC), and a
 /// page that is read first is protected: these pages were written, and not discarded since.
 pub(super) fn marked(memory: &GuestMemory) -> io::Result<PageSet> {
-    let (pagemap, layout) = (File::open(PAGEMAP)?, memory.layout());
+    let (pagemap, layout) = (OwnFiles::of_process()?.pagemap(), memory.layout());
     let mut pages = PageSet::new(layout.pages());
     for slot in memory.slots() {
-        scan(&pagemap, slot.host_addr..slot.host_addr + slot.len, |written| {
+        scan(pagemap, slot.host_addr..slot.host_addr + slot.len, |written| {
             let guest = slot.guest_addr + (written.start - slot.host_addr);
             if let Some(offset) = layout.image_offset(guest) {
                 let first = offset / PAGE_SIZE;

@@ -34,14 +34,14 @@ use linux_raw_sys::ioctl::{
     UFFDIO_API, UFFDIO_CONTINUE, UFFDIO_COPY, UFFDIO_REGISTER, UFFDIO_WAKE, UFFDIO_WRITEPROTECT,
     UFFDIO_ZEROPAGE,
 };
-use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, Updater, ioctl, opcode};
 use rustix::mm::UserfaultfdFlags;
 use thiserror::Error;
 
-/// The device that makes a userfaultfd for a process with the right to open it (Linux 6.1).
-const DEVICE: &str = "/dev/userfaultfd";
+use crate::own_files::OwnFiles;
+
 /// Size of a `struct uffd_msg`, in bytes.
 const MESSAGE: usize = 32;
 /// The number of messages that one read returns at most.
@@ -470,8 +470,8 @@ unsafe impl Ioctl for New {
 /// From the device, which needs no capability, or by the system call, which needs one
 /// (userfaultfd(2)).
 fn open() -> Result<OwnedFd, Errno> {
-    let device = rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
-    if let Ok(device) = device {
+    let files = OwnFiles::of_process().ok();
+    if let Some(device) = files.and_then(OwnFiles::userfaultfd) {
         // SAFETY: as below.
         return unsafe { ioctl(device, New) };
     }

@@ -425,6 +425,32 @@ impl Client {
         }
     }
 
+    /// Whether a snapshot that this connection has pinned is the current one of its name. For the
+    /// manager this is a start, so it pauses its background work.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn is_current(&mut self, generation: u64) -> Result<bool, ClientError> {
+        match self.request(&Request::IsCurrent { generation })? {
+            (Response::Current(is_current), _) => Ok(is_current),
+            _ => Err(self.unexpected_response()),
+        }
+    }
+
+    /// Confines this connection, whoever uses it, to what it was granted: it can release its grants
+    /// and give them back, replace a copy set that exists, and request
+    /// [`is_current`](Self::is_current) and [`copy_set`](Self::copy_set). The manager refuses all
+    /// else with [`Refusal::Confined`](super::Refusal::Confined).
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn confine(&mut self) -> Result<(), ClientError> {
+        match self.request(&Request::Confine)? {
+            (Response::Noted, _) => Ok(()),
+            _ => Err(self.unexpected_response()),
+        }
+    }
+
     /// Releases the grant of a generation.
     ///
     /// # Errors

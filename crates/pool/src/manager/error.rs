@@ -39,6 +39,8 @@ pub enum Refusal {
     Full,
     /// The request is invalid.
     Invalid,
+    /// The connection is confined and may not send this request.
+    Confined,
     /// The pool's medium fails.
     Medium,
 }

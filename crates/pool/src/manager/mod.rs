@@ -8,6 +8,8 @@
 //! The manager releases the grants of a connection (pins, staging extents, replicas) when the
 //! connection ends, also when its process was killed.
 //!
+//! A client that runs a guest confines its connection first ([`Request::Confine`]).
+//!
 //! Only the manager writes metadata. A descriptor for reading cannot be mapped for writing. A
 //! descriptor for writing, which a freeze and a replica need, gives access to the whole medium: the
 //! kernel cannot confine it to an extent. Every process that can connect can therefore write the
@@ -39,7 +41,7 @@ pub use error::{ClientError, Refusal, ServerError};
 pub use server::{ClientWatch, Server};
 
 /// The version of the protocol.
-const MANAGER_VERSION: u32 = 4;
+const MANAGER_VERSION: u32 = 5;
 
 /// A request of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +72,12 @@ enum Request {
     Commit { generation: u64 },
     /// Record that the bytes of a snapshot that this connection has pinned are valid.
     Verified { generation: u64 },
+    /// Whether the snapshot of a generation that this connection has pinned is the current one of
+    /// its name.
+    IsCurrent { generation: u64 },
+    /// From now on, refuse all requests except [those](Request::is_confined) about grants that this
+    /// connection has. A connection is never unconfined.
+    Confine,
     /// Release a pin, a staging extent or a replica.
     Release { generation: u64 },
     /// Release a replica, with the list of its written pages.
@@ -82,6 +90,23 @@ enum Request {
     Reclaim { name: String },
     /// Free unused replicas and copies, and clear removed slots.
     Collect,
+}
+
+impl Request {
+    /// Whether a confined connection may send it: nothing that gives access to further bytes or
+    /// that changes what other clients trust.
+    fn is_confined(&self) -> bool {
+        match self {
+            // Only the prediction of its own snapshot is replaced, and none is added.
+            Self::StoreCopySet { revision, .. } => revision.is_some(),
+            Self::CopySet { .. }
+            | Self::IsCurrent { .. }
+            | Self::Confine
+            | Self::Release { .. }
+            | Self::GiveBack { .. } => true,
+            _ => false,
+        }
+    }
 }
 
 /// A response of the manager.
@@ -117,6 +142,7 @@ enum Response {
         extent: Extent,
     },
     Noted,
+    Current(bool),
     Released,
     Listing {
         listing: Listing,

@@ -46,6 +46,7 @@ pub(super) struct Grants {
     stagings: HashMap<u64, Staging>,
     replicas: HashMap<u64, Replica>,
     copies: Vec<Lent>,
+    confined: bool,
 }
 
 pub(super) type Answer = Result<(Response, Option<OwnedFd>), (Refusal, String)>;
@@ -88,6 +89,10 @@ impl Manager {
 
     /// Handles one request of a connection that holds `grants`.
     pub(super) fn answer(&self, request: Request, grants: &mut Grants) -> Answer {
+        if grants.confined && !request.is_confined() {
+            let message = "this connection is confined to what it was granted";
+            return Err((Refusal::Confined, message.to_owned()));
+        }
         match request {
             Request::Describe => {
                 let descriptor = self.descriptor(Access::Read)?;
@@ -108,6 +113,16 @@ impl Manager {
             Request::Verified { generation } => {
                 grants.pin(generation)?;
                 self.verified().insert(generation);
+                Ok((Response::Noted, None))
+            }
+            Request::IsCurrent { generation } => {
+                self.pace.start();
+                let current = self.pool.lookup(grants.pin(generation)?.name());
+                let is_current = current.is_ok_and(|current| current.generation == generation);
+                Ok((Response::Current(is_current), None))
+            }
+            Request::Confine => {
+                grants.confined = true;
                 Ok((Response::Noted, None))
             }
             Request::Replica { name } => self.replica(&name, grants),

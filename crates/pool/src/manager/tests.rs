@@ -314,6 +314,47 @@ fn update_frees_ready_replicas() {
 }
 
 #[test]
+fn a_confined_connection_only_uses_what_it_was_granted() {
+    let world = World::new(12);
+    let mut other = world.client();
+    freeze(&mut other, "hello", b"snow");
+    let foreign = other.snapshot("hello").unwrap().extent().generation;
+    let staged = other.begin("ice", GUEST, 0).unwrap().extent().generation;
+    let mut client = world.client();
+    let generation = client.snapshot("hello").unwrap().extent().generation;
+    let replica = client.replica("hello").unwrap().grant.extent().generation;
+    let staging = client.begin("mud", GUEST, 0).unwrap().extent().generation;
+    assert!(client.store_copy_set(generation, "key", None, &[], vec![1]).unwrap());
+    client.confine().unwrap();
+
+    let confined = |error: ClientError| assert_eq!(refusal(&error), Refusal::Confined);
+    confined(client.describe().unwrap_err());
+    confined(client.snapshot("hello").unwrap_err());
+    confined(client.replica("hello").unwrap_err());
+    confined(client.begin("other", GUEST, 0).unwrap_err());
+    confined(client.commit(staging).unwrap_err());
+    confined(client.copy(generation, "key").unwrap_err());
+    confined(client.store_copy_set(generation, "new", None, &[], vec![]).unwrap_err());
+    confined(client.verified(generation).unwrap_err());
+    confined(client.settle().unwrap_err());
+    confined(client.list().unwrap_err());
+    confined(client.reclaim("hello").unwrap_err());
+    confined(client.collect().unwrap_err());
+    assert_eq!(foreign, generation);
+    assert_eq!(refusal(&client.release(staged).unwrap_err()), Refusal::Invalid);
+    assert_eq!(refusal(&client.is_current(staged).unwrap_err()), Refusal::Invalid);
+
+    assert!(client.is_current(generation).unwrap());
+    let set = client.copy_set(generation, "key").unwrap().unwrap();
+    assert!(client.store_copy_set(generation, "key", Some(set.revision), &[], vec![2]).unwrap());
+    client.give_back(replica, &[]).unwrap();
+    freeze(&mut other, "hello", b"ice!");
+    assert!(!client.is_current(generation).unwrap());
+    client.release(generation).unwrap();
+    client.confine().unwrap();
+}
+
+#[test]
 fn invalid_requests_are_refused() {
     let world = World::new(8);
     let mut client = world.client();

@@ -23,7 +23,7 @@ const PACKET: usize = 32 << 10;
 /// Bytes of the longest message. An event of a function can have 6 MiB, and JSON escapes take more.
 const MAX_MESSAGE: usize = 32 << 20;
 /// Descriptors that can go with one message.
-const MAX_DESCRIPTORS: usize = 16;
+const MAX_DESCRIPTORS: usize = 64;
 
 /// The first byte of a packet that is followed by another of the same message.
 const MORE: u8 = 1;

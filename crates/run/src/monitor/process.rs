@@ -13,6 +13,7 @@ use firn_agent::protocol::RoleCredentials;
 use firn_base::{ErrorChain, now_ns};
 use firn_memory::prefer_as_victim;
 use firn_pool::Client;
+use firn_snapshot::SnapshotDirectory;
 use firn_vmm::Shape;
 use thiserror::Error;
 
@@ -53,6 +54,8 @@ pub struct Monitor {
     stderr: Option<JoinHandle<Vec<u8>>>,
     notes: Vec<String>,
     has_manager: bool,
+    /// The directory of the snapshot that a clone was made ready from.
+    directory: Option<Arc<SnapshotDirectory>>,
     /// Dropped last, when the process has ended.
     group: Option<Cgroup>,
 }
@@ -143,6 +146,7 @@ impl Monitor {
             stderr: None,
             notes: Vec::new(),
             has_manager: false,
+            directory: None,
             group,
         };
         let thread = std::thread::Builder::new().name("monitor-stderr".into()).spawn(read);
@@ -227,6 +231,7 @@ impl Monitor {
         spec: StartSpec,
         descriptors: &Descriptors,
     ) -> Result<(), StartError> {
+        self.directory = descriptors.directory();
         self.send(&Order::MakeReady(Box::new(spec)), descriptors)
     }
 
@@ -244,15 +249,21 @@ impl Monitor {
     /// Resumes a clone that is ready, for a request that came in at `request_ns`, ns of
     /// CLOCK_MONOTONIC. The function's hooks may use `credentials`. The report comes with
     /// [`Monitor::progress`]. The microVM of a snapshot that was replaced or removed meanwhile does
-    /// not run: the error is [`StartError::Outdated`].
+    /// not run: the error is [`StartError::Outdated`], of this call for a snapshot in a directory,
+    /// and of the report for one in a pool.
     ///
     /// # Errors
-    /// [`StartError::Monitor`].
+    /// [`StartError::Monitor`], [`StartError::Outdated`].
     pub fn resume(
         &mut self,
         request_ns: u64,
         credentials: Option<RoleCredentials>,
     ) -> Result<(), StartError> {
+        if let Some(directory) = self.directory.take()
+            && !directory.is_current()
+        {
+            return Err(StartError::Outdated(directory.path().display().to_string()));
+        }
         self.send(&Order::Resume { request_ns, credentials }, &Descriptors::default())
     }
 

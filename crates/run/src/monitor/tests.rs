@@ -2,17 +2,26 @@ use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::time::Duration;
 
+use firn_snapshot::SnapshotFiles;
+
 use super::connection::{Connection, ReceiveError};
 use super::*;
 use crate::descriptors::Descriptors;
 use crate::spec::{HostSpec, InvokeSpec, Origin, ReplaySpec, SourceSpec, ThawSpec};
 
-/// A spec of a snapshot whose directory is in the first slot.
-fn spec(event: String, descriptors: &mut Descriptors, directory: File) -> StartSpec {
+/// A spec of a snapshot whose container is in the first slot.
+fn spec(event: String, descriptors: &mut Descriptors, container: File) -> StartSpec {
     let source = SourceSpec::Directory {
-        directory: descriptors.add(directory),
+        files: Box::new(SnapshotFiles {
+            container: descriptors.add(container),
+            signature: None,
+            image: None,
+            overlay: None,
+            packed: [const { None }; _],
+        }),
         path: "snapshot".into(),
         verify: false,
+        verifier: None,
     };
     let thaw = ThawSpec {
         source,
@@ -41,14 +50,14 @@ fn a_spec_arrives_with_its_descriptors_and_an_event_of_6_mib() {
     let Origin::Thaw(thaw) = spec.origin else { panic!("{spec:?}") };
     assert_eq!(thaw.invoke.unwrap().event, event);
     assert_eq!((spec.time_limit, thaw.preloaded), (Duration::from_secs(7), true));
-    let SourceSpec::Directory { directory, .. } = thaw.source else { panic!() };
-    let mut file = File::from(descriptors.take(directory).unwrap());
+    let SourceSpec::Directory { files, .. } = thaw.source else { panic!() };
+    let mut file = File::from(descriptors.take(files.container).unwrap());
     let mut text = String::new();
     file.rewind().unwrap();
     file.read_to_string(&mut text).unwrap();
     assert_eq!(text, "snapshot");
     // Each slot is taken once.
-    let error = descriptors.take(directory).unwrap_err();
+    let error = descriptors.take(files.container).unwrap_err();
     assert!(matches!(error, StartError::Spec(_)), "{error}");
 }
 

@@ -8,9 +8,10 @@ use firn_base::PAGE_SIZE;
 
 use super::support::{Memory, description, destination, freeze, names_in};
 use crate::attach::set_protected;
+use crate::directory::open_directory;
 use crate::{
     Description, DiskError, DiskIdentity, DiskInfo, ImageKind, MemoryLayout, MemoryRegion, Problem,
-    ProtectedFile, Snapshot, VerifyError, open_directory, verify,
+    ProtectedFile, Snapshot, VerifyError, verify,
 };
 
 const V1: [(&str, &[u8]); 3] = [

@@ -10,6 +10,9 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use firn_base::PageRange;
+use rustix::fs::{FlockOperation, flock};
+
 use super::support::{
     Memory, description, destination, freeze_generation, freeze_to, machine, names_in,
     open_generation,
@@ -17,7 +20,7 @@ use super::support::{
 use crate::staging::Staging;
 use crate::{
     Begin, Begun, Contents, Destination, Freeze, FreezeError, FreezeReport, ImageKind, NotFrozen,
-    Seal, Snapshot, verify,
+    PackedFile, Seal, Snapshot, SnapshotFiles, pack, verify,
 };
 
 /// The destination of the child of [`a_killed_freeze_leaves_the_previous_snapshot_intact`].
@@ -190,4 +193,32 @@ fn freeze_until_killed() {
     for generation in (1..=u8::MAX).cycle() {
         freeze_generation(&path, generation);
     }
+}
+
+#[test]
+fn the_files_of_a_snapshot_stay_its_files_and_its_directory_tells_that_they_are_old() {
+    let (dir, path) = destination();
+    freeze_generation(&path, 1);
+    pack(&path, PackedFile::LoadingSet, 1, &[PageRange { first: 15, pages: 1 }]).unwrap();
+    let (files, directory) = SnapshotFiles::open(&path).unwrap();
+    assert!(directory.is_current());
+    let id = files.manifest(&path, None).unwrap().description.id;
+    freeze_generation(&path, 2);
+    assert!(!directory.is_current(), "replaced");
+    let snapshot = Snapshot::of_files(files, &path, None).unwrap();
+    assert_eq!(snapshot.manifest().description.id, id);
+    snapshot.digests().check(15, &[1; 4096]).unwrap();
+    assert!(snapshot.packed(PackedFile::LoadingSet).unwrap().is_some());
+    // The image is open twice, by descriptions of their own.
+    let image = snapshot.image_file().unwrap();
+    flock(image, FlockOperation::NonBlockingLockExclusive).unwrap();
+    let again = snapshot.image_again().unwrap();
+    flock(again, FlockOperation::NonBlockingLockExclusive).unwrap_err();
+
+    let (_, directory) = SnapshotFiles::open(&path).unwrap();
+    fs::rename(&path, dir.path().join("away")).unwrap();
+    assert!(!directory.is_current(), "moved");
+    let (_, directory) = SnapshotFiles::open(&dir.path().join("away")).unwrap();
+    fs::remove_file(dir.path().join("away/memory.img")).unwrap();
+    assert!(!directory.is_current(), "being removed");
 }
