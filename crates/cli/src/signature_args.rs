@@ -1,4 +1,4 @@
-//! Who signs snapshots, and whose signature they must have.
+//! Keys that sign snapshots, and that check their signatures.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use firn_snapshot::{KeyError, Signer, Verifier};
 /// The tenant of snapshots that name none.
 const TENANT: &str = "default";
 
-/// Whose signature a snapshot must have.
+/// The key that must have signed a snapshot.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct VerifierArgs {
     /// Public key of the snapshot's signature, in PEM: a snapshot that it does not confirm is
@@ -21,7 +21,7 @@ pub(crate) struct VerifierArgs {
     tenant: TenantArgs,
 }
 
-/// Who signs a snapshot.
+/// The key that signs a snapshot.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SignerArgs {
     /// Sign the snapshot with this Ed25519 key, in PEM, as `openssl genpkey -algorithm ed25519 -out
@@ -30,7 +30,7 @@ pub(crate) struct SignerArgs {
     signing_key: Option<PathBuf>,
 }
 
-/// For whom a snapshot is signed.
+/// The tenant that a snapshot is signed for.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TenantArgs {
     /// Tenant that a snapshot is signed for; the signature is valid for no other

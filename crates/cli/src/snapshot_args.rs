@@ -53,7 +53,7 @@ impl SnapshotArgs {
         if self.pool.is_some() { "firn" } else { "firecracker" }
     }
 
-    /// Who must have signed the snapshot.
+    /// What has to confirm the snapshot.
     fn verifier(&self) -> anyhow::Result<Option<Verifier>> {
         let verifier = self.signed.verifier()?;
         if verifier.is_some() && self.pool.is_some() {
@@ -62,7 +62,7 @@ impl SnapshotArgs {
         Ok(verifier)
     }
 
-    /// Who signs it once it is changed.
+    /// What signs the snapshot once it is changed.
     pub(crate) fn signer(&self, signing: &SignerArgs) -> anyhow::Result<Option<Signer>> {
         let signer = signing.signer(self.signed.tenant())?;
         if signer.is_some() && self.pool.is_some() {

@@ -77,7 +77,7 @@ impl World {
             &["verify"],
             &["profile", "show"],
             &["profile", "record"],
-            &["record", "--invoke", "{}", "--out", "trace", "--function", "f", "--input", "a"],
+            &["record", "--invoke", "{}", "--out", "trace", "--input", "a"],
         ] {
             self.refused(&[command, &VERIFIED, &["player"]].concat(), &[reason]);
         }

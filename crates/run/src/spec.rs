@@ -184,7 +184,7 @@ pub enum SourceSpec {
         path: PathBuf,
         /// Whether what a plan maps unchecked is verified first.
         verify: bool,
-        /// Who must have signed it, if it must be signed.
+        /// What has to confirm its signature, if it must be signed.
         verifier: Option<Verifier>,
     },
     /// In a pool.

@@ -62,8 +62,8 @@ pub enum AttachError {
     Write(#[from] FreezeError),
 }
 
-/// Replaces the profile of the snapshot at `path`, which is not signed afterwards. Packed files of the old profile remain; their
-/// header identifies the profile that they were packed by.
+/// Replaces the profile of the snapshot at `path`, and removes its signature. Packed files of the
+/// old profile remain; their header identifies the profile that they were packed by.
 ///
 /// # Errors
 /// [`AttachError`]; the snapshot is unchanged.

@@ -45,7 +45,7 @@ struct Standby {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ThawKey {
     pub(crate) place: SnapshotPlace,
-    /// The owner of its function, for whom it is signed.
+    /// The owner of its function: the tenant that it is signed for.
     pub(crate) owner: Option<String>,
     pub(crate) planner: String,
     /// Limit of what the guest writes to its disk, bytes.
