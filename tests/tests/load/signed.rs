@@ -1,6 +1,7 @@
 //! Snapshots that are signed: what is not signed for its tenant is never parsed.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use firn_tests::{Daemon, World};
 use serde_json::json;
@@ -19,6 +20,12 @@ fn a_snapshot_without_its_signature_is_not_thawed() {
     let key = keys.join("default.pem");
     assert!(key.is_file());
     let invoke = || {
+        // The microVM of the request before ends.
+        let begin = Instant::now();
+        while daemon.status()["monitors"]["running"] != 0 {
+            assert!(begin.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(10));
+        }
         let reply = daemon.invoke("signed:1", &json!({}));
         assert_eq!(reply.status, 200, "{reply:?}");
         reply.report()["start"].as_str().unwrap().to_owned()
