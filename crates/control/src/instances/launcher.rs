@@ -463,7 +463,7 @@ impl Launcher {
 
     /// The thaw of a snapshot; `connected` is whether its monitor has a connection to the pool's
     /// manager.
-    fn thaw_spec(
+    pub(crate) fn thaw_spec(
         &self,
         key: &ThawKey,
         connected: bool,

@@ -42,6 +42,8 @@ pub(crate) use requests::{PublishFailure, Request, invoke, provide, publish};
 pub(crate) use scratch::Scratch;
 pub(crate) use snapshot_keys::SnapshotKeys;
 pub(crate) use standby::Standbys;
+#[cfg(test)]
+pub(crate) use standby::ThawKey;
 pub use status::{DaemonStatus, Latency, MemoryStatus, MonitorsStatus, VersionStatus};
 pub use stream::{AnswerEvent, AnswerStream, Answering, Served};
 pub(crate) use stream::{AnswerSender, answering};

@@ -28,13 +28,13 @@ impl SnapshotKeys {
     }
 
     /// Signs the snapshots of the functions of `owner`.
-    pub(super) fn signer(&self, owner: Option<&str>) -> Result<Signer, KeyError> {
+    pub(crate) fn signer(&self, owner: Option<&str>) -> Result<Signer, KeyError> {
         let _making = self.making.lock();
         Signer::read_or_make(&self.path(owner), owner.unwrap_or(NO_OWNER))
     }
 
     /// Checks the snapshots of the functions of `owner`.
-    pub(super) fn verifier(&self, owner: Option<&str>) -> Result<Verifier, KeyError> {
+    pub(crate) fn verifier(&self, owner: Option<&str>) -> Result<Verifier, KeyError> {
         Ok(Signer::read(&self.path(owner), owner.unwrap_or(NO_OWNER))?.verifier())
     }
 
