@@ -13,6 +13,7 @@
 mod error_chain;
 pub mod fs_verity;
 pub mod num;
+mod processors;
 mod range;
 mod range_set;
 mod size;
@@ -20,6 +21,7 @@ mod time;
 mod writeback;
 
 pub use error_chain::{EmptyErrorChain, ErrorChain, error_chain};
+pub use processors::processors;
 pub use range::{GuestRange, ImageRange, PageRange};
 pub use range_set::RangeSet;
 pub use size::{PAGE_SIZE, ParseSizeError, format_bytes, parse_size};

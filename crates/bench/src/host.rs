@@ -101,7 +101,7 @@ impl Host {
         let kvm = if std::env::var_os(LAB_VARIABLE).is_some() {
             KvmKind::Lab
         } else {
-            match Virtualization::detect()
+            match Virtualization::of_host()
                 .map_err(|source| HostError::Read { path: cpuinfo.into(), source })?
             {
                 Virtualization::Hardware => KvmKind::Hardware,

@@ -13,6 +13,7 @@ use rustix::fs::{Mode, OFlags};
 use thiserror::Error;
 
 const PAGEMAP: &str = "/proc/self/pagemap";
+const MAPS: &str = "/proc/self/maps";
 const SMAPS: &str = "/proc/self/smaps";
 const STATUS: &str = "/proc/self/status";
 const NOWHERE: &str = "/dev/null";
@@ -25,6 +26,7 @@ const FIRST_READ: usize = 64 << 10;
 #[derive(Debug)]
 pub struct OwnFiles {
     pagemap: File,
+    maps: File,
     smaps: File,
     status: File,
     nowhere: File,
@@ -46,6 +48,8 @@ impl From<OwnFilesError> for io::Error {
     }
 }
 
+static FILES: OnceLock<OwnFiles> = OnceLock::new();
+
 impl OwnFiles {
     /// The files, which the first call opens. A jailed process makes this call before it enters its
     /// jail.
@@ -53,12 +57,16 @@ impl OwnFiles {
     /// # Errors
     /// [`OwnFilesError`].
     pub fn of_process() -> Result<&'static Self, OwnFilesError> {
-        static FILES: OnceLock<OwnFiles> = OnceLock::new();
         if let Some(files) = FILES.get() {
             return Ok(files);
         }
         let opened = Self::open()?;
         Ok(FILES.get_or_init(|| opened))
+    }
+
+    /// The files, if they are open. Async-signal-safe.
+    pub(crate) fn opened() -> Option<&'static Self> {
+        FILES.get()
     }
 
     fn open() -> Result<Self, OwnFilesError> {
@@ -70,6 +78,7 @@ impl OwnFiles {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         Ok(Self {
             pagemap: open(PAGEMAP, read)?,
+            maps: open(MAPS, read)?,
             smaps: open(SMAPS, read)?,
             status: open(STATUS, read)?,
             nowhere: open(NOWHERE, write)?,
@@ -80,6 +89,11 @@ impl OwnFiles {
     /// /proc/self/pagemap.
     pub(crate) fn pagemap(&self) -> &File {
         &self.pagemap
+    }
+
+    /// /proc/self/maps.
+    pub(crate) fn maps(&self) -> &File {
+        &self.maps
     }
 
     /// The text of /proc/self/smaps.

@@ -3,10 +3,11 @@
 use std::fs;
 use std::io;
 
+use firn_base::PAGE_SIZE;
 use firn_base::num::usize_of;
 use nix::sys::resource::{UsageWho, getrusage};
 use procfs::ProcError;
-use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
+use procfs::process::Process;
 use rustix::mm::{Advice, madvise};
 use serde::Serialize;
 use thiserror::Error;
@@ -38,22 +39,32 @@ pub struct ProcessCountersError {
 /// Maps this program's code and constants in advance (`MADV_POPULATE_READ`), so that no later step
 /// waits for a page fault on them. It takes page tables, and no other memory: the pages are in the
 /// page cache.
-///
-/// # Errors
-///
-/// /proc cannot be read.
-pub fn map_program() -> Result<(), ProcError> {
-    let process = Process::myself()?;
-    let program = MMapPath::Path(process.exe()?);
+pub fn map_program() {
+    // SAFETY: the callback keeps to the contract of dl_iterate_phdr(3), and uses no data.
+    unsafe { libc::dl_iterate_phdr(Some(map_segments), std::ptr::null_mut()) };
+}
+
+/// Maps the segments of one program that cannot be written, and ends the iteration: the first
+/// program is this one.
+unsafe extern "C" fn map_segments(
+    program: *mut libc::dl_phdr_info,
+    _: libc::size_t,
+    _: *mut libc::c_void,
+) -> libc::c_int {
+    // SAFETY: dl_iterate_phdr(3) passes the description of a program that is loaded.
+    let libc::dl_phdr_info { dlpi_addr: base, dlpi_phdr, dlpi_phnum, .. } = unsafe { *program };
+    // SAFETY: the program's headers stay as long as the program.
+    let headers = unsafe { std::slice::from_raw_parts(dlpi_phdr, dlpi_phnum.into()) };
     let is_constant =
-        |map: &&MemoryMap| map.pathname == program && !map.perms.contains(MMPermissions::WRITE);
-    for map in process.maps()?.iter().filter(is_constant) {
-        let (start, end) = (usize_of(map.address.0), usize_of(map.address.1));
-        let at = std::ptr::without_provenance_mut(start);
+        |h: &&libc::Elf64_Phdr| h.p_type == libc::PT_LOAD && h.p_flags & libc::PF_W == 0;
+    for segment in headers.iter().filter(is_constant) {
+        let start = (base + segment.p_vaddr) / PAGE_SIZE * PAGE_SIZE;
+        let len = base + segment.p_vaddr + segment.p_memsz - start;
+        let at = std::ptr::without_provenance_mut(usize_of(start));
         // SAFETY: it changes page tables only. A failure leaves the pages to later faults.
-        let _ = unsafe { madvise(at, end - start, Advice::LinuxPopulateRead) };
+        let _ = unsafe { madvise(at, usize_of(len), Advice::LinuxPopulateRead) };
     }
-    Ok(())
+    1
 }
 
 impl ProcessCounters {

@@ -17,11 +17,13 @@ use firn_memory::{
 };
 use firn_snapshot::{Grant, NoCopy, Snapshot};
 use firn_vmm::{
-    FrozenMachine, HostConfig, KvmCounters, Microvm, OpenFile, OpenKvm, Shape, Standby,
+    FrozenMachine, HostConfig, KvmCounters, Microvm, OpenFile, OpenKvm, OpenKvmError, Shape,
+    Standby,
 };
 
 use crate::background::Background;
 use crate::error::StartError;
+use crate::jail;
 use crate::report::{
     Counters, Making, REPORT_VERSION, ReadyUse, ReplicaCost, StandbyUse, StartReport, StartTimes,
 };
@@ -55,34 +57,14 @@ impl Clock {
     }
 }
 
-/// The KVM of this process.
-pub enum KvmDevice {
-    /// Open already, with what a standby monitor made on it.
-    Open(Standby),
-    /// To be opened.
-    Path(std::path::PathBuf),
-}
-
-impl KvmDevice {
-    /// The device's path, for what is checked before it is opened.
-    pub(crate) fn path(&self) -> &Path {
-        match self {
-            Self::Open(_) => Path::new(firn_vmm::KVM_DEVICE),
-            Self::Path(path) => path,
-        }
-    }
-
-    pub(crate) fn open(self) -> Result<Standby, firn_vmm::OpenKvmError> {
-        match self {
-            Self::Open(kvm) => Ok(kvm),
-            Self::Path(path) => OpenKvm::open(&path).map(Standby::from),
-        }
-    }
-}
+/// The KVM of this process, with what a standby monitor made on it; or why it has none, which the
+/// start reports once it needs it.
+pub struct KvmDevice(pub(crate) Result<Standby, OpenKvmError>);
 
 impl From<&Path> for KvmDevice {
+    /// Opens the device.
     fn from(path: &Path) -> Self {
-        Self::Path(path.to_owned())
+        Self(OpenKvm::open(path).map(Standby::from))
     }
 }
 
@@ -238,7 +220,7 @@ impl Source {
 }
 
 fn open_machine(snapshot: &Snapshot, kvm: KvmDevice) -> Result<FrozenMachine<'_>, StartError> {
-    let kvm = kvm.open().map_err(firn_vmm::IncompatibleError::from)?;
+    let kvm = kvm.0.map_err(firn_vmm::IncompatibleError::from)?;
     Ok(FrozenMachine::open_on(snapshot, kvm)?)
 }
 
@@ -353,6 +335,7 @@ impl<'a> Restored<'a> {
     pub fn resume(self) -> Result<Running<'a>, StartError> {
         let Self { mut microvm, source, plan, loader, after_resume, mut report, begin, since } =
             self;
+        jail::narrow()?;
         microvm.resume()?;
         let (resumed, resumed_ns) = (Instant::now(), now_ns());
         report.times.resume_ns = nanoseconds(resumed - begin);

@@ -24,6 +24,7 @@ use crate::error::StartError;
 use crate::function::Function;
 use crate::guest::{Ended, GuestKind, Listener};
 use crate::identity::Identity;
+use crate::jail;
 use crate::life::{Clock, KvmDevice, Mapped, Run, Running, counters};
 use crate::outcome::Outcome;
 use crate::report::StartReport;
@@ -75,7 +76,9 @@ impl Linux {
         descriptors: &mut Descriptors,
         caught: Option<Interruption>,
     ) -> Result<Self, StartError> {
-        require_linux(spec.host.software_kvm, kvm.path())?;
+        if kvm.0.is_ok() {
+            require_hardware(spec.host.software_kvm)?;
+        }
         let interruption = caught.map_or_else(Interruption::catch, Ok)?;
         let (host, served) = serve(&spec.host, descriptors)?;
         let served = Served { credentials: spec.credentials.clone(), ..served };
@@ -281,7 +284,8 @@ pub(crate) fn boot(
         disk_size: boot.disk_size,
         host: guest.take_host()?,
     };
-    let mut microvm = Microvm::boot(config, kvm.open()?)?;
+    let mut microvm = Microvm::boot(config, kvm.0?)?;
+    jail::narrow()?;
     microvm.resume()?;
     let (resumed, resumed_ns) = (Instant::now(), firn_base::now_ns());
     let mut report = StartReport::empty();
@@ -304,10 +308,14 @@ pub(crate) fn boot(
 /// [`StartError::NoHardware`].
 pub fn require_linux(software_kvm: bool, device: &Path) -> Result<(), StartError> {
     // A device that cannot be opened has a better error of its own.
-    if software_kvm || !device.exists() {
+    if device.exists() { require_hardware(software_kvm) } else { Ok(()) }
+}
+
+fn require_hardware(software_kvm: bool) -> Result<(), StartError> {
+    if software_kvm {
         return Ok(());
     }
-    match Virtualization::detect() {
+    match Virtualization::of_host() {
         Ok(Virtualization::Hardware) => Ok(()),
         Ok(Virtualization::Software) => Err(StartError::NoHardware),
         Err(error) => Err(StartError::path("read", "/proc/cpuinfo".as_ref(), error)),

@@ -2,7 +2,6 @@
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use firn_base::error_chain;
@@ -176,8 +175,7 @@ fn open_granted(
 
 /// Whether KVM uses nested paging on this host.
 pub(crate) fn nested_paging() -> bool {
-    static NESTED: OnceLock<bool> = OnceLock::new();
-    *NESTED.get_or_init(|| !matches!(Virtualization::detect(), Ok(Virtualization::Software)))
+    !matches!(Virtualization::of_host(), Ok(Virtualization::Software))
 }
 
 /// Attaches a profile to a snapshot in a pool, and has the manager prepare a copy of the chunks

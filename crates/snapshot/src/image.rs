@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use firn_base::PAGE_SIZE;
 use firn_base::num::u64_of;
+use firn_base::{PAGE_SIZE, processors};
 
 use crate::digests::{PAGE_LEN, append_record, page_digest};
 use crate::freeze_error::FreezeError;
@@ -127,7 +127,7 @@ pub(crate) fn write_image(
         next: AtomicU64::new(0),
         failed: AtomicBool::new(false),
     };
-    let threads = thread::available_parallelism().map_or(1, Into::into).min(MAX_THREADS);
+    let threads = processors().min(MAX_THREADS);
     let results = thread::scope(|scope| {
         // Fewer threads do the same work.
         let others: Vec<_> = (1..threads)

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use firn_base::{GuestRange, PAGE_SIZE};
+use firn_base::{GuestRange, PAGE_SIZE, processors};
 use parking_lot::Mutex;
 use thiserror::Error;
 
@@ -455,7 +455,7 @@ impl<'a> ImageCheck<'a> {
 
     /// Checks all chunks on several threads, including this one.
     fn run(self, progress: &mut dyn FnMut(u64)) -> Vec<Problem> {
-        let threads = thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS));
+        let threads = processors().min(MAX_THREADS);
         thread::scope(|scope| {
             for _ in 1..threads {
                 // If the thread cannot start, the others do its work.

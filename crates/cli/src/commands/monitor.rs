@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 
-use firn_run::jail::JailMode;
+use firn_run::jail::{JailMode, SharedPaths};
 use firn_vmm::KVM_DEVICE;
 
 use crate::output;
@@ -25,8 +25,11 @@ pub(crate) struct MonitorArgs {
     #[arg(long, value_name = "MODE", default_value_t)]
     jail: JailMode,
     /// The network namespace that it enters then
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "root")]
     network: Option<PathBuf>,
+    /// The mount namespace that it enters then
+    #[arg(long, value_name = "FILE", requires = "network")]
+    root: Option<PathBuf>,
 }
 
 pub(crate) fn run(arguments: &MonitorArgs) -> ExitCode {
@@ -39,7 +42,9 @@ pub(crate) fn run(arguments: &MonitorArgs) -> ExitCode {
             return ExitCode::FAILURE;
         }
     }
-    match firn_run::monitor::serve(&arguments.kvm, arguments.jail, arguments.network.as_deref()) {
+    let (network, root) = (arguments.network.clone(), arguments.root.clone());
+    let shared = network.zip(root).map(|(network, root)| SharedPaths { network, root });
+    match firn_run::monitor::serve(&arguments.kvm, arguments.jail, shared.as_ref()) {
         Ok(()) => ExitCode::SUCCESS,
         // The process that started this one has the error.
         Err(_) => ExitCode::FAILURE,

@@ -75,6 +75,13 @@ impl<'a> Sources<'a> {
         self.snapshot?.opened_packed(PackedFile::LoadingSet)
     }
 
+    /// The files that guest memory may be mapped from. A pool's medium is not among them: it gives
+    /// access to all extents, and is closed before the guest runs.
+    pub(crate) fn files(&self) -> impl Iterator<Item = &'a File> {
+        let packed = self.packed().map(Packed::file);
+        self.image.file().into_iter().chain(packed)
+    }
+
     /// A file to load, with an open file description of its own: a lock and the state of read-ahead
     /// belong to one. An image alone has one only.
     pub(crate) fn loaded(&self, file: LoadFile) -> Option<&'a File> {

@@ -28,7 +28,7 @@ use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionCollectionError, Guest
 use crate::map::Mapping;
 use crate::pager::Pager;
 use crate::plan::Leaf;
-use crate::sigbus::{self, LostBacking, RegisteredSlots};
+use crate::sigbus::{self, KnownFile, LostBacking, RegisteredSlots};
 use crate::slot::{Slot, host_addr};
 use crate::uffd::{RegisterMode, Uffd, UffdError};
 use chunks::Chunks;
@@ -95,6 +95,8 @@ pub struct GuestMemory {
     indexed: Vec<GuestRange>,
     /// Guest addresses that are mapped from this guest's copy of the extent.
     copied: RangeSet,
+    /// The files that parts of it are mapped from, for [`lost_backing`](Self::lost_backing).
+    known_files: Vec<KnownFile>,
     _registered: RegisteredSlots,
 }
 
@@ -235,6 +237,7 @@ impl Reservation {
             most_ranges,
             indexed: Vec::new(),
             copied: RangeSet::default(),
+            known_files: Vec::new(),
             _registered: registered,
         })
     }
@@ -299,6 +302,10 @@ impl GuestMemory {
             Some(address) => sigbus::lost_at(host_addr(&self.slots, address)?),
             None => sigbus::first_lost(&self.slots),
         }
+    }
+
+    pub(crate) fn know_files(&mut self, files: Vec<KnownFile>) {
+        self.known_files = files;
     }
 
     pub(crate) fn set_copied(&mut self, ranges: RangeSet) {

@@ -140,7 +140,7 @@ impl Report {
                 let offset = mapped.offset + (address - mapped.start);
                 let _ = write!(self, ": it is byte {offset:#x} of ");
                 self.push(mapped.path);
-                protected = is_protected(mapped.path);
+                protected = is_protected(mapped.inode);
             }
             found
         });

@@ -9,23 +9,24 @@
 //! truncated reads as zeros, and so does a file that was truncated and extended again. Images must
 //! not be written while microVMs run from them.
 
+mod files;
 mod handler;
 mod maps;
 
-use std::ffi::{CStr, OsStr};
-use std::fs::{self, File};
+use std::ffi::OsStr;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use firn_base::PAGE_SIZE;
 use firn_base::num::usize_of;
-use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
+use rustix::fs::{AtFlags, FileType, StatxAttributes, StatxFlags, fstat, statx};
+use rustix::io::pread;
 use thiserror::Error;
 
 use crate::slot::Slot;
 
+pub(crate) use files::KnownFile;
 pub(crate) use handler::RegisteredSlots;
 pub use handler::install;
 
@@ -47,7 +48,9 @@ fn reason(len: Option<u64>, protected: bool) -> String {
     match (len, protected) {
         (Some(len), _) => format!("the file was truncated to {len} bytes while it was in use"),
         (None, true) => VERITY.to_owned(),
-        (None, false) => "its device failed, or the system has no page for it".to_owned(),
+        (None, false) => {
+            "the file was truncated, its device failed, or the system has no page for it".to_owned()
+        }
     }
 }
 
@@ -69,14 +72,14 @@ pub(crate) fn first_lost(slots: &[Slot]) -> Option<LostBacking> {
         if !slots.iter().any(contains) {
             return None;
         }
-        let len = len_of(mapped.path)?;
+        let len = len_of(mapped.inode)?;
         let lost = mapped.start.checked_add(len.saturating_sub(mapped.offset))?;
         if lost < mapped.end {
             return Some(lost);
         }
         let range = mapped.offset..mapped.offset + (mapped.end - mapped.start);
         let unreadable =
-            is_protected(mapped.path).then(|| first_unreadable(mapped.path, range))??;
+            is_protected(mapped.inode).then(|| first_unreadable(mapped.inode, range))??;
         Some(mapped.start + (unreadable - mapped.offset))
     })
 }
@@ -89,45 +92,37 @@ fn find(choose: impl Fn(&maps::Mapped<'_>) -> Option<u64>) -> Option<LostBacking
         let Some(address) = choose(mapped) else { return false };
         if !mapped.path.is_empty() {
             let offset = mapped.offset + (address - mapped.start);
-            let len = len_of(mapped.path).filter(|len| *len <= offset);
-            let protected = is_protected(mapped.path);
-            found = Some(LostBacking { file: path(mapped.path), offset, len, protected });
+            let len = len_of(mapped.inode).filter(|len| *len <= offset);
+            let protected = is_protected(mapped.inode);
+            let file = PathBuf::from(OsStr::from_bytes(mapped.path));
+            found = Some(LostBacking { file, offset, len, protected });
         }
         true
     });
     found
 }
 
-fn path(bytes: &[u8]) -> PathBuf {
-    PathBuf::from(OsStr::from_bytes(bytes))
+/// The length of a known regular file, in bytes.
+fn len_of(inode: u64) -> Option<u64> {
+    let status = files::with(inode, |file| fstat(file))?.ok()?;
+    let regular = FileType::from_raw_mode(status.st_mode).is_file();
+    regular.then(|| u64::try_from(status.st_size).ok())?
 }
 
-/// The length of a regular file, in bytes.
-fn len_of(bytes: &[u8]) -> Option<u64> {
-    let metadata = fs::metadata(path(bytes)).ok()?;
-    metadata.is_file().then_some(metadata.len())
+/// Whether fs-verity protects a known file. It uses neither heap nor locks.
+fn is_protected(inode: u64) -> bool {
+    let found =
+        files::with(inode, |file| statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::empty()));
+    let attributes = found.and_then(Result::ok).map(|found| found.stx_attributes);
+    attributes.is_some_and(|attributes| attributes.contains(StatxAttributes::VERITY))
 }
 
-/// `PATH_MAX` of the kernel, bytes.
-const PATH_MAX: usize = 4096;
-
-/// Whether fs-verity protects a file. It uses neither heap nor locks.
-fn is_protected(bytes: &[u8]) -> bool {
-    let mut path = [0; PATH_MAX];
-    let Some(place) = path.get_mut(..bytes.len()) else { return false };
-    place.copy_from_slice(bytes);
-    let Ok(path) = CStr::from_bytes_until_nul(&path) else { return false };
-    let found = statx(CWD, path, AtFlags::empty(), StatxFlags::empty());
-    found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::VERITY))
-}
-
-/// The first page of a file's range that cannot be read, by its offset.
-fn first_unreadable(bytes: &[u8], range: Range<u64>) -> Option<u64> {
-    let file = File::open(path(bytes)).ok()?;
+/// The first page of a known file's range that cannot be read, by its offset.
+fn first_unreadable(inode: u64, range: Range<u64>) -> Option<u64> {
     let mut page = vec![0; usize_of(PAGE_SIZE)];
-    range
-        .step_by(usize_of(PAGE_SIZE))
-        .find(|offset| file.read_exact_at(&mut page, *offset).is_err())
+    files::with(inode, |file| {
+        range.step_by(usize_of(PAGE_SIZE)).find(|offset| pread(file, &mut page, *offset).is_err())
+    })?
 }
 
 #[cfg(test)]

@@ -3,34 +3,48 @@
 //! A monitor enters the jail at its first line, while it has one thread and no guest. The walls are
 //! the kernel's:
 //!
+//! - **descriptors**: it has those that it was given and those that it opens before, and not many
+//!   (close_range(2), `RLIMIT_NOFILE`);
 //! - **network**: an empty network namespace, which all monitors of a supervisor share: making one
 //!   for each takes 0.4 ms (network_namespaces(7));
 //! - **names**: ipc and uts namespaces of its own;
-//! - **privileges**: no capability but the one by which the files of other users are opened, none
-//!   that it could get by executing a file, no core dumps, no reading of its memory by other
-//!   processes (capabilities(7), `PR_SET_NO_NEW_PRIVS`, `PR_SET_DUMPABLE`);
-//! - **programs**: Landlock denies executing files, TCP, abstract unix sockets of other processes
-//!   and signals to them (landlock(7)).
+//! - **processes**: it is the only process of a pid namespace (pid_namespaces(7));
+//! - **files**: its root directory is empty and read-only. All monitors of a supervisor share the
+//!   mount namespace (mount_namespaces(7));
+//! - **user**: an id that no other process has, in a user namespace of its own
+//!   (user_namespaces(7));
+//! - **privileges**: no capability, none that it could get by executing a file, no core dumps, no
+//!   reading of its memory by other processes (capabilities(7), `PR_SET_NO_NEW_PRIVS`,
+//!   `PR_SET_DUMPABLE`);
+//! - **programs**: Landlock denies all access to files by their paths, TCP, abstract unix sockets of
+//!   other processes and signals to them (landlock(7));
+//! - **calls**: a filter of system calls, and a narrower one from the guest's first instruction on
+//!   (`filter.rs`, seccomp(2)).
 //!
-//! Files are not walled off: a monitor opens its snapshot and its disks by their paths.
+//! What it needs of /proc, /sys and /dev it opens before ([`enter`]); its supervisor opens
+//! everything else.
 
+mod filter;
 mod privileges;
 
 use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::process::{Child, Command};
 use std::str::FromStr;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use firn_base::{ErrorChain, error_chain, ns_since};
+use firn_base::{ErrorChain, error_chain, ns_since, processors};
+use firn_memory::{HostFacts, OwnFiles};
+use firn_vmm::Virtualization;
 use landlock::{
     ABI, Access, AccessFs, AccessNet, Ruleset, RulesetAttr, RulesetError, RulesetStatus, Scope,
 };
 use rustix::process::geteuid;
-use rustix::thread::UnshareFlags;
+use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -80,23 +94,38 @@ impl fmt::Display for JailMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wall {
+    /// Descriptors that it was not given, and their number.
+    Descriptors,
     /// The network namespace.
     Network,
-    /// The other namespaces.
+    /// The ipc and uts namespaces.
     Names,
-    /// What Landlock denies.
-    Programs,
+    /// The pid namespace.
+    Processes,
+    /// The empty root directory.
+    Files,
+    /// A user id of its own, in a user namespace of its own.
+    User,
     /// The privileges.
     Privileges,
+    /// What Landlock denies.
+    Programs,
+    /// The system calls that it may make.
+    Calls,
 }
 
 impl fmt::Display for Wall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Descriptors => "descriptors",
             Self::Network => "network",
             Self::Names => "names",
-            Self::Programs => "programs",
+            Self::Processes => "processes",
+            Self::Files => "files",
+            Self::User => "user",
             Self::Privileges => "privileges",
+            Self::Programs => "programs",
+            Self::Calls => "calls",
         })
     }
 }
@@ -113,22 +142,57 @@ pub struct JailReport {
     pub ns: u64,
 }
 
+/// The namespaces that the monitors of a supervisor share, open, by which a monitor enters them.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// An empty network namespace.
+    network: File,
+    /// A mount namespace with an empty root directory.
+    root: File,
+}
+
+impl Shared {
+    /// Makes the namespaces, in a thread that is not used for anything else.
+    fn make() -> io::Result<Self> {
+        let make = || {
+            privileges::unshare(UnshareFlags::NEWNET)?;
+            let network = File::open("/proc/thread-self/ns/net")?;
+            Ok(Self { network, root: privileges::make_empty_root()? })
+        };
+        let made = std::thread::Builder::new().name("namespaces".into()).spawn(make)?;
+        made.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
+    /// Opens those of a supervisor, at the paths in the options of the monitor.
+    fn open(paths: &SharedPaths) -> io::Result<Self> {
+        Ok(Self { network: File::open(&paths.network)?, root: File::open(&paths.root)? })
+    }
+}
+
+/// Paths by which a child of the supervisor finds the namespaces that its monitors share.
+#[derive(Clone, Debug)]
+pub struct SharedPaths {
+    /// The network namespace.
+    pub network: PathBuf,
+    /// The mount namespace.
+    pub root: PathBuf,
+}
+
 /// The supervisor's side: how its monitors are jailed.
 #[derive(Debug, Default)]
 pub struct Jail {
     mode: JailMode,
-    /// The network namespace of all monitors; each makes one where there is none.
-    network: Option<File>,
+    /// Without them each monitor makes its own.
+    shared: Option<Arc<Shared>>,
 }
 
 impl Jail {
     /// A jail for the monitors of this process. Only a supervisor with root's rights can give them
-    /// a network namespace that they share.
+    /// namespaces that they share.
     #[must_use]
     pub fn new(mode: JailMode) -> Self {
         let shared = mode != JailMode::Off && geteuid().is_root();
-        let network = shared.then(empty_network).and_then(Result::ok);
-        Self { mode, network }
+        Self { mode, shared: shared.then(Shared::make).and_then(Result::ok).map(Arc::new) }
     }
 
     /// The jail of the monitors that this process starts without naming one: [`JailMode::Auto`].
@@ -143,64 +207,145 @@ impl Jail {
         self.mode
     }
 
-    /// The path by which a child of this process finds the network namespace.
-    pub(crate) fn network(&self) -> Option<PathBuf> {
-        let file = self.network.as_ref()?.as_raw_fd();
-        Some(format!("/proc/{}/fd/{file}", std::process::id()).into())
+    /// The namespaces that monitors share.
+    pub(crate) fn shared(&self) -> Option<&Arc<Shared>> {
+        self.shared.as_ref()
+    }
+
+    /// Where a child of this process finds them, as long as they are open here.
+    pub(crate) fn shared_paths(&self) -> Option<SharedPaths> {
+        let shared = self.shared.as_ref()?;
+        let of = |file: &File| {
+            PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))
+        };
+        Some(SharedPaths { network: of(&shared.network), root: of(&shared.root) })
+    }
+
+    /// Starts the process of a monitor: in a pid namespace of its own, whose first process it is,
+    /// where this process has root's rights.
+    ///
+    /// A namespace of the calling thread is one for its children. So this thread has one child.
+    pub(crate) fn spawn(&self, command: &mut Command) -> io::Result<Child> {
+        if self.shared.is_none() {
+            return command.spawn();
+        }
+        let spawn = || {
+            // Where that fails, the monitor finds out.
+            let _ = privileges::unshare(UnshareFlags::NEWPID);
+            command.spawn()
+        };
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("spawn".into());
+            let spawned = thread.spawn_scoped(scope, spawn)?;
+            spawned.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
     }
 }
 
-/// A new network namespace. It is made by a thread that is not used for anything else.
-fn empty_network() -> io::Result<File> {
-    let make = || {
-        privileges::unshare(UnshareFlags::NEWNET)?;
-        File::open("/proc/thread-self/ns/net")
-    };
-    let made = std::thread::Builder::new().name("network".into()).spawn(make)?;
-    made.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+/// Closes the descriptors that a monitor has inherited, at its first line.
+///
+/// # Errors
+/// That of close_range(2).
+///
+/// # Safety
+/// Nothing in this process owns a descriptor, except for the standard ones.
+pub(crate) unsafe fn close_inherited() -> Result<(), StartError> {
+    // SAFETY: as the caller guarantees.
+    let closed = unsafe { privileges::close_inherited() };
+    closed.map_err(|error| StartError::session("close inherited descriptors", error))
 }
 
-/// Enters the jail, in a process with one thread. `network` is the network namespace to enter,
-/// where there is one.
+/// Opens what a monitor needs of /proc, /sys and /dev while it can, and reads what is read once in a
+/// process.
+fn prepare() -> io::Result<()> {
+    OwnFiles::of_process()?;
+    // What needs these has an error of its own.
+    let _ = (HostFacts::of_process(), Virtualization::of_host(), processors());
+    Ok(())
+}
+
+/// Enters the jail, in a process with one thread. `shared` are the namespaces of its supervisor,
+/// where it has some; `open` opens what this process needs besides, before it is jailed.
 ///
 /// # Errors
 /// [`StartError::Jail`]: a wall that is required cannot be had.
-pub fn enter(mode: JailMode, network: Option<&Path>) -> Result<Option<JailReport>, StartError> {
+pub fn enter<T>(
+    mode: JailMode,
+    shared: Option<&SharedPaths>,
+    open: impl FnOnce() -> T,
+) -> Result<(Option<JailReport>, T), StartError> {
     if mode == JailMode::Off {
-        return Ok(None);
+        return Ok((None, open()));
     }
+    let prepared = prepare();
+    let opened = open();
     let begin = Instant::now();
     let mut report = JailReport::default();
     let mut build = |wall, built: io::Result<()>| match built {
         Ok(()) => report.walls.push(wall),
         Err(error) => report.missing.push((wall, error_chain(&error))),
     };
-    let entered = match network {
+    build(Wall::Descriptors, prepared.and_then(|()| privileges::limit_descriptors()));
+    let own = || {
         // Without privileges, all namespaces belong to a user namespace.
-        _ if !geteuid().is_root() => privileges::enter_user_namespace(UnshareFlags::NEWNET),
-        Some(path) => File::open(path).and_then(privileges::enter_network),
-        None => privileges::unshare(UnshareFlags::NEWNET),
+        if !geteuid().is_root() {
+            privileges::enter_user_namespace()?;
+        }
+        privileges::unshare(UnshareFlags::NEWNET)
     };
-    build(Wall::Network, entered);
+    let root = match shared.map(Shared::open).transpose() {
+        Ok(Some(Shared { network, root })) => {
+            build(Wall::Network, privileges::enter(network, LinkNameSpaceType::Network));
+            Ok(root)
+        }
+        Ok(None) => {
+            build(Wall::Network, own());
+            privileges::make_empty_root()
+        }
+        Err(error) => Err(error),
+    };
     build(Wall::Names, privileges::unshare(UnshareFlags::NEWIPC | UnshareFlags::NEWUTS));
+    build(Wall::Processes, is_first_process());
+    let process = privileges::outer_process();
+    build(Wall::Files, root.and_then(|root| privileges::enter(root, LinkNameSpaceType::Mount)));
+    build(Wall::User, process.and_then(privileges::become_nobody));
     build(Wall::Privileges, privileges::drop_all());
     build(Wall::Programs, deny_programs());
+    build(Wall::Calls, filter::apply());
     report.ns = ns_since(begin);
     match report.missing.first() {
         Some((wall, reason)) if mode == JailMode::Require => {
             Err(StartError::Jail { wall: *wall, reason: reason.clone() })
         }
-        _ => Ok(Some(report)),
+        _ => Ok((Some(report), opened)),
     }
 }
 
-/// Denies this thread, and those that it makes, to execute files, to use TCP, and to reach other
-/// processes.
+/// Narrows the filter of system calls of a jailed process, before its guest's first instruction.
+///
+/// # Errors
+/// [`StartError::Jail`].
+pub(crate) fn narrow() -> Result<(), StartError> {
+    let reason = |error| error_chain(&error);
+    filter::narrow().map_err(|error| StartError::Jail { wall: Wall::Calls, reason: reason(error) })
+}
+
+/// Whether the supervisor has made this process the first of a pid namespace.
+fn is_first_process() -> io::Result<()> {
+    if std::process::id() == 1 {
+        return Ok(());
+    }
+    let reason = "only a supervisor with root's rights can make a pid namespace";
+    Err(io::Error::new(io::ErrorKind::Unsupported, reason))
+}
+
+/// Denies this thread, and those that it makes, to reach files by their paths, to use TCP, and to
+/// reach other processes.
 fn deny_programs() -> io::Result<()> {
     let denied = || -> Result<_, RulesetError> {
         let newest = ABI::V6;
         Ruleset::default()
-            .handle_access(AccessFs::Execute)?
+            .handle_access(AccessFs::from_all(newest))?
             .handle_access(AccessNet::from_all(newest))?
             .scope(Scope::from_all(newest))?
             .create()?

@@ -1,20 +1,48 @@
-//! What a process may do: its namespaces and its capabilities.
+//! What a process may do: its namespaces, its user and its capabilities.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
 
+use rustix::fs::CWD;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags,
+    fsconfig_create, fsmount, fsopen, mount_change, move_mount,
+};
 use rustix::process::{
-    DumpableBehavior, Resource, Rlimit, getegid, geteuid, set_dumpable_behavior, setrlimit,
+    DumpableBehavior, Gid, Resource, Rlimit, Uid, getegid, geteuid, set_dumpable_behavior,
+    setrlimit,
 };
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, LinkNameSpaceType, UnshareFlags, capabilities,
-    clear_ambient_capability_set, move_into_link_name_space, remove_capability_from_bounding_set,
-    set_capabilities, set_no_new_privs,
+    CapabilitySet, CapabilitySets, LinkNameSpaceType, UnshareFlags, clear_ambient_capability_set,
+    move_into_link_name_space, remove_capability_from_bounding_set, set_capabilities,
+    set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
 
-/// What a monitor keeps, if it has it: its files may belong to other users than the supervisor's.
-const KEPT: CapabilitySet = CapabilitySet::DAC_OVERRIDE;
+/// The most descriptors of a monitor: one for each connection of its guest's sockets, and its own.
+const MAX_DESCRIPTORS: u64 = 2048;
+
+/// The first of the user ids of monitors: no system gives those from 0x7000_0000 to 0x7fff_ffff to
+/// anything else (systemd's UIDS-GIDS.md). A process id is below 2^22.
+const FIRST_USER: u32 = 0x7000_0000;
+
+/// Closes all descriptors but the standard ones.
+///
+/// # Safety
+/// Nothing in this process owns any other.
+pub(super) unsafe fn close_inherited() -> io::Result<()> {
+    // SAFETY: the caller guarantees that no open descriptor has an owner.
+    match unsafe { libc::close_range(3, libc::c_uint::MAX, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Limits the number of descriptors.
+pub(super) fn limit_descriptors() -> io::Result<()> {
+    let all = Some(MAX_DESCRIPTORS);
+    Ok(setrlimit(Resource::Nofile, Rlimit { current: all, maximum: all })?)
+}
 
 /// Enters new namespaces.
 pub(super) fn unshare(flags: UnshareFlags) -> io::Result<()> {
@@ -23,24 +51,62 @@ pub(super) fn unshare(flags: UnshareFlags) -> io::Result<()> {
 }
 
 /// Enters a user namespace, in which this process has the id that it has outside and all
-/// capabilities, and with it `more` namespaces (user_namespaces(7)).
-pub(super) fn enter_user_namespace(more: UnshareFlags) -> io::Result<()> {
+/// capabilities (user_namespaces(7)).
+pub(super) fn enter_user_namespace() -> io::Result<()> {
     let (user, group) = (geteuid().as_raw(), getegid().as_raw());
-    unshare(UnshareFlags::NEWUSER | more)?;
+    unshare(UnshareFlags::NEWUSER)?;
     fs::write("/proc/self/setgroups", "deny")?;
     fs::write("/proc/self/uid_map", format!("{user} {user} 1"))?;
     fs::write("/proc/self/gid_map", format!("{group} {group} 1"))
 }
 
-/// Enters the network namespace that is open as `namespace`.
-pub(super) fn enter_network(namespace: impl AsFd) -> io::Result<()> {
-    let kind = Some(LinkNameSpaceType::Network);
-    Ok(move_into_link_name_space(namespace.as_fd(), kind)?)
+/// Enters the namespace that is open as `namespace`.
+pub(super) fn enter(namespace: impl AsFd, kind: LinkNameSpaceType) -> io::Result<()> {
+    Ok(move_into_link_name_space(namespace.as_fd(), Some(kind))?)
 }
 
-/// Gives up, for good, all privileges but [`KEPT`].
+/// Makes a mount namespace whose root directory is empty and read-only, and returns it open. The
+/// calling thread, which is in it afterwards, keeps its own root directory until it
+/// [enters](enter) the namespace.
+pub(super) fn make_empty_root() -> io::Result<File> {
+    unshare(UnshareFlags::NEWNS)?;
+    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    mount_change("/", private)?;
+    let tmpfs = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(&tmpfs)?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY
+        | MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV
+        | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    let mount = fsmount(&tmpfs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
+    // Over the old root directory, to which no path leads from here on.
+    move_mount(mount, "", CWD, "/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+    File::open("/proc/thread-self/ns/mnt")
+}
+
+/// The id of this process outside of its pid namespace.
+pub(super) fn outer_process() -> io::Result<u32> {
+    let link = fs::read_link("/proc/self")?;
+    let number = link.to_str().and_then(|number| number.parse().ok());
+    number.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Gets ids that no other process has, in a new user namespace, for a process of root. `process` is
+/// its id outside: two processes of a host have different ids, and so have their users.
+pub(super) fn become_nobody(process: u32) -> io::Result<()> {
+    if !geteuid().is_root() {
+        let reason = "only root can give a process another user id";
+        return Err(io::Error::new(io::ErrorKind::Unsupported, reason));
+    }
+    let (user, group) = (Uid::from_raw(FIRST_USER + process), Gid::from_raw(FIRST_USER + process));
+    set_thread_groups(&[])?;
+    set_thread_res_gid(group, group, group)?;
+    set_thread_res_uid(user, user, user)?;
+    unshare(UnshareFlags::NEWUSER)
+}
+
+/// Gives up all privileges for good.
 pub(super) fn drop_all() -> io::Result<()> {
-    let kept = capabilities(None)?.permitted & KEPT;
     for number in 0..u64::BITS {
         let capability = CapabilitySet::from_bits_retain(1 << number);
         match remove_capability_from_bounding_set(capability) {
@@ -52,7 +118,7 @@ pub(super) fn drop_all() -> io::Result<()> {
     set_no_new_privs(true)?;
     clear_ambient_capability_set()?;
     let none = CapabilitySet::empty();
-    set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable: none })?;
+    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
     Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
 }

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use firn_agent::protocol::RoleCredentials;
 use firn_base::{ErrorChain, now_ns};
-use firn_memory::prefer_as_victim;
 use firn_pool::Client;
 use firn_snapshot::SnapshotDirectory;
 use firn_vmm::Shape;
@@ -22,7 +21,7 @@ use super::{Event, Order};
 use crate::cgroup::Cgroup;
 use crate::descriptors::Descriptors;
 use crate::error::StartError;
-use crate::jail::Jail;
+use crate::jail::{Jail, Shared};
 use crate::report::{Making, StartReport};
 use crate::spec::StartSpec;
 
@@ -33,6 +32,7 @@ const GROUP_OPTION: &str = "--cgroup";
 /// Its options for the jail.
 const JAIL_OPTION: &str = "--jail";
 const NETWORK_OPTION: &str = "--network";
+const ROOT_OPTION: &str = "--root";
 
 /// The variables of the environment that a monitor gets: where names are claimed, and files made.
 const KEPT: [&str; 3] = ["FIRN_RUN_DIR", "XDG_RUNTIME_DIR", "TMPDIR"];
@@ -56,6 +56,8 @@ pub struct Monitor {
     has_manager: bool,
     /// The directory of the snapshot that a clone was made ready from.
     directory: Option<Arc<SnapshotDirectory>>,
+    /// What it enters, at a time that is not known here.
+    _shared: Option<Arc<Shared>>,
     /// Dropped last, when the process has ended.
     group: Option<Cgroup>,
 }
@@ -118,8 +120,8 @@ impl Monitor {
         let mut command = Command::new(program);
         command.arg(MONITOR_COMMAND).arg("--kvm").arg(kvm).process_group(0);
         command.arg(JAIL_OPTION).arg(jail.mode().to_string());
-        if let Some(network) = jail.network() {
-            command.arg(NETWORK_OPTION).arg(network);
+        if let Some(shared) = jail.shared_paths() {
+            command.arg(NETWORK_OPTION).arg(shared.network).arg(ROOT_OPTION).arg(shared.root);
         }
         // The environment of a daemon can have keys.
         command.env_clear().envs(std::env::vars_os().filter(|(name, _)| is_kept(name)));
@@ -127,7 +129,7 @@ impl Monitor {
             command.arg(GROUP_OPTION).arg(group.door());
         }
         command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(MonitorError::Spawn)?;
+        let mut child = jail.spawn(&mut command).map_err(MonitorError::Spawn)?;
         // The command holds the monitor's end: dropped, the monitor's end is the monitor's alone.
         drop(command);
         let pipe = child.stderr.take();
@@ -147,11 +149,11 @@ impl Monitor {
             notes: Vec::new(),
             has_manager: false,
             directory: None,
+            _shared: jail.shared().cloned(),
             group,
         };
         let thread = std::thread::Builder::new().name("monitor-stderr".into()).spawn(read);
         monitor.stderr = Some(thread.map_err(MonitorError::Spawn)?);
-        prefer_as_victim(monitor.pid()).map_err(MonitorError::Spawn)?;
         Ok(monitor)
     }
 

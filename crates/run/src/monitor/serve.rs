@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use firn_base::{ErrorChain, error_chain, now_ns};
 use firn_memory::planners::parse;
-use firn_memory::{HostFacts, map_program};
-use firn_vmm::{Microvm, OpenKvm, Shape, Standby};
+use firn_memory::{HostFacts, map_program, prefer_as_victim};
+use firn_vmm::{Microvm, Shape};
 use parking_lot::Mutex;
 use signal_hook::consts::SIGTERM;
 
@@ -18,12 +18,12 @@ use crate::descriptors::Descriptors;
 use crate::error::StartError;
 use crate::guest::Listener;
 use crate::instance::SweepAfterOwner;
-use crate::jail::{self, JailMode, JailReport};
+use crate::jail::{self, JailMode, JailReport, SharedPaths};
 use crate::life::{Clock, KvmDevice};
 use crate::outcome::Outcome;
 use crate::report::{Making, StartReport};
 use crate::session::Interruption;
-use crate::source::{Source, nested_paging};
+use crate::source::Source;
 use crate::spec::{Origin, StartSpec};
 use crate::start::{Hold, Resumption, start_caught};
 
@@ -67,21 +67,26 @@ impl Listener for Reporter {
 
 /// Runs a monitor: waits on standard input for an order, carries it out, and reports. Returns once
 /// the microVM has ended; the error was reported already. Without an order it returns when standard
-/// input is closed. It enters the jail first, and the network namespace at the path `network`.
+/// input is closed. It enters the jail first, with the namespaces that its supervisor shares.
 ///
 /// # Errors
 /// What failed.
-pub fn serve(kvm: &Path, jail: JailMode, network: Option<&Path>) -> Result<(), StartError> {
+pub fn serve(kvm: &Path, jail: JailMode, shared: Option<&SharedPaths>) -> Result<(), StartError> {
+    if jail != JailMode::Off {
+        // SAFETY: this process has opened nothing yet.
+        unsafe { jail::close_inherited() }?;
+    }
     let connection = Connection::of_stdin();
     let connection =
         Arc::new(connection.map_err(|error| StartError::session("use standard input", error))?);
     // Before there is a second thread.
-    let jail = jail::enter(jail, network).inspect_err(|error| {
+    let prepared = prefer_as_victim(std::process::id())
+        .map_err(|error| StartError::session("be the first to end where memory is short", error))
+        .and_then(|()| jail::enter(jail, shared, || KvmDevice::from(kvm)));
+    let (jail, mut kvm) = prepared.inspect_err(|error| {
         // An owner that has ended gets no message.
         let _ = connection.send(&Event::Failed(error.clone()), &Descriptors::default());
     })?;
-    // Where that fails, the start tries again and reports why.
-    let mut opened = OpenKvm::open(kvm).ok().map(Standby::from);
     // Nothing here relies on what a signal does by default: the first process of a pid namespace
     // ignores it.
     let sweep = Arc::<Mutex<Option<SweepAfterOwner>>>::default();
@@ -122,7 +127,7 @@ pub fn serve(kvm: &Path, jail: JailMode, network: Option<&Path>) -> Result<(), S
         match connection.receive(None) {
             Ok((Order::StandBy { shape, manager: slot }, mut descriptors)) => {
                 manager = slot.map(|slot| descriptors.take(slot)).transpose()?;
-                let ready = Event::Ready(stand_by(opened.as_mut(), &shape));
+                let ready = Event::Ready(stand_by(&mut kvm, &shape));
                 waiting_ns = now_ns();
                 let sent = connection.send(&ready, &Descriptors::default());
                 sent.map_err(|error| StartError::session("answer", error))?;
@@ -149,7 +154,6 @@ pub fn serve(kvm: &Path, jail: JailMode, network: Option<&Path>) -> Result<(), S
     };
     let done = match order {
         Order::Start(spec) | Order::MakeReady(spec) => {
-            let kvm = opened.map_or_else(|| KvmDevice::from(kvm), KvmDevice::Open);
             let request_ns = spec.request_ns;
             let stood_by = request_ns.is_some_and(|request| waiting_ns < request);
             let clock = Clock { begun_ns, request_ns, stood_by };
@@ -157,11 +161,8 @@ pub fn serve(kvm: &Path, jail: JailMode, network: Option<&Path>) -> Result<(), S
             let hold: Option<Hold<'_>> = if ready { Some(&hold) } else { None };
             start_caught(&spec, descriptors, kvm, clock, &listener, (Some(interruption), hold))
         }
-        Order::Plan(spec) => {
-            let kvm = opened.map_or_else(|| KvmDevice::from(kvm), KvmDevice::Open);
-            plan(&spec, descriptors, kvm)
-                .map(|shape| reporter.send(&Event::Planned(Box::new(shape))))
-        }
+        Order::Plan(spec) => plan(&spec, descriptors, kvm)
+            .map(|shape| reporter.send(&Event::Planned(Box::new(shape)))),
         Order::Release
         | Order::End { .. }
         | Order::Resume { .. }
@@ -196,12 +197,11 @@ fn wait_for_resume(connection: &Connection) -> Result<Option<Resumption>, StartE
 }
 
 /// Makes what can be made in advance; returns why it cannot.
-fn stand_by(kvm: Option<&mut Standby>, shape: &Shape) -> Option<String> {
+fn stand_by(kvm: &mut KvmDevice, shape: &Shape) -> Option<String> {
     // What the host is like is read once in a process.
     let _ = HostFacts::of_process();
-    nested_paging();
-    let _ = map_program();
-    match kvm?.make(shape) {
+    map_program();
+    match kvm.0.as_mut().ok()?.make(shape) {
         Ok(()) => None,
         Err(error) => Some(format!("nothing was made in advance: {}", error_chain(&error))),
     }

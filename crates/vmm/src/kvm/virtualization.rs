@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
+use std::sync::OnceLock;
 
 /// How this host's KVM runs a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,12 +15,18 @@ pub enum Virtualization {
 }
 
 impl Virtualization {
-    /// Reads from /proc/cpuinfo whether the host's processor has VT-x or SVM.
+    /// Whether the host's processor has VT-x or SVM, from /proc/cpuinfo, which is read once in a
+    /// process: a jailed one cannot.
     ///
     /// # Errors
     /// /proc/cpuinfo cannot be read.
-    pub fn detect() -> io::Result<Self> {
-        Self::from_cpuinfo(BufReader::new(File::open("/proc/cpuinfo")?))
+    pub fn of_host() -> io::Result<Self> {
+        static FOUND: OnceLock<Virtualization> = OnceLock::new();
+        if let Some(found) = FOUND.get() {
+            return Ok(*found);
+        }
+        let found = Self::from_cpuinfo(BufReader::new(File::open("/proc/cpuinfo")?))?;
+        Ok(*FOUND.get_or_init(|| found))
     }
 
     /// Reads the entry of the first processor only: all processors have the same flags.

@@ -98,7 +98,7 @@ fn kvm() -> Finding {
 }
 
 fn hardware() -> Finding {
-    let result = match Virtualization::detect() {
+    let result = match Virtualization::of_host() {
         Ok(Virtualization::Hardware) => Ok("VT-x or SVM: Linux guests run natively".to_owned()),
         Ok(Virtualization::Software) => Err((
             "neither VT-x nor SVM: KVM has software page tables".to_owned(),

@@ -1,0 +1,296 @@
+//! The system calls of a monitor (seccomp(2)).
+//!
+//! Threads share memory, so what one thread may do every thread may: all have one filter. There are
+//! two, and both hold once both are applied. The first is for a monitor that waits and restores:
+//! it works with the descriptors that it has and receives, and can make no other but of memory,
+//! pairs of sockets, events and timers. The second is applied before the guest's first instruction:
+//! from then on nothing is mapped but memory, and no VM and no filter is made.
+//!
+//! A call that a filter denies ends the monitor with a line on standard error that names it. Two
+//! calls fail instead, because the C library has another way without them: clone3, whose flags a
+//! filter cannot read, and an mremap other than that of a chunk of guest memory.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use firn_base::ErrorChain;
+use libc::{c_int, c_long, c_void, siginfo_t};
+use seccompiler::SeccompCmpArgLen::{Dword, Qword};
+use seccompiler::SeccompCmpOp::{Eq, MaskedEq, Ne};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch, apply_filter_all_threads,
+};
+use syscalls::Sysno;
+
+/// Calls that are allowed with any arguments. They reach what the monitor has, and nothing else.
+const ALLOWED: &[c_long] = &[
+    // Memory.
+    libc::SYS_brk,
+    libc::SYS_madvise,
+    libc::SYS_memfd_create,
+    libc::SYS_mincore,
+    libc::SYS_mremap,
+    libc::SYS_msync,
+    libc::SYS_munmap,
+    // Threads.
+    libc::SYS_clone3,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_futex,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_membarrier,
+    libc::SYS_rseq,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_setaffinity,
+    libc::SYS_sched_yield,
+    libc::SYS_set_robust_list,
+    // Open files.
+    libc::SYS_close,
+    libc::SYS_copy_file_range,
+    libc::SYS_dup,
+    libc::SYS_fadvise64,
+    libc::SYS_fallocate,
+    libc::SYS_fcntl,
+    libc::SYS_fdatasync,
+    libc::SYS_flock,
+    libc::SYS_fstat,
+    libc::SYS_fsync,
+    libc::SYS_ftruncate,
+    libc::SYS_lseek,
+    libc::SYS_newfstatat,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+    libc::SYS_read,
+    libc::SYS_readahead,
+    libc::SYS_readv,
+    libc::SYS_sendfile,
+    libc::SYS_statx,
+    libc::SYS_sync_file_range,
+    libc::SYS_write,
+    libc::SYS_writev,
+    // Sockets that are open already.
+    libc::SYS_accept4,
+    libc::SYS_getpeername,
+    libc::SYS_getsockname,
+    libc::SYS_getsockopt,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_setsockopt,
+    libc::SYS_shutdown,
+    // Events and time.
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_wait,
+    libc::SYS_eventfd2,
+    libc::SYS_nanosleep,
+    libc::SYS_pipe2,
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_restart_syscall,
+    libc::SYS_timerfd_create,
+    libc::SYS_timerfd_gettime,
+    libc::SYS_timerfd_settime,
+    // Signals.
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
+    // Facts about this process and its kernel.
+    libc::SYS_getrandom,
+    libc::SYS_getrusage,
+    libc::SYS_geteuid,
+    libc::SYS_getuid,
+    libc::SYS_sysinfo,
+    libc::SYS_uname,
+];
+
+/// The kind of a request of ioctl(2): its second lowest byte.
+const KIND: u64 = 0xff00;
+const KVM: u64 = 0xae00;
+const USERFAULTFD: u64 = 0xaa00;
+/// Requests of KVM for new objects: `KVM_CREATE_VM`, `KVM_CREATE_VCPU`, `KVM_CREATE_DEVICE`.
+const KVM_CREATE: [u64; 3] = [0xae01, 0xae41, 0xc00c_aee0];
+/// `USERFAULTFD_IOC_NEW`.
+const USERFAULTFD_NEW: u64 = 0xaa00;
+/// `FS_IOC_MEASURE_VERITY`.
+const MEASURE_VERITY: u64 = 0xc004_6686;
+/// The size of what `mremap` may move, and to, bytes: a chunk of guest memory.
+const CHUNK: u64 = 2 << 20;
+
+/// Of prctl(2): `PR_GET_AUXV`, which libc does not have.
+const PR_GET_AUXV: u64 = 0x4155_5856;
+
+type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
+type Result<T> = std::result::Result<T, seccompiler::Error>;
+
+/// Whether this process has the first filter, so that the second belongs on it.
+static FILTERED: AtomicBool = AtomicBool::new(false);
+
+/// Applies the first filter to this process, which has one thread.
+pub(super) fn apply() -> io::Result<()> {
+    name_denied_calls()?;
+    let applied = || {
+        install(allowed()?, SeccompAction::Trap, SeccompAction::Allow)?;
+        let fail = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
+        install(failing()?, SeccompAction::Allow, fail)
+    };
+    applied().map_err(|error| io::Error::other(ErrorChain::of(&error)))?;
+    FILTERED.store(true, Ordering::SeqCst);
+    Ok(())
+}
+
+/// Applies the second filter to all threads, if this process has the first.
+pub(super) fn narrow() -> io::Result<()> {
+    if !FILTERED.swap(false, Ordering::SeqCst) {
+        return Ok(());
+    }
+    let applied = || install(denied()?, SeccompAction::Allow, SeccompAction::Trap);
+    applied().map_err(|error| io::Error::other(ErrorChain::of(&error)))
+}
+
+fn install(rules: Rules, otherwise: SeccompAction, matched: SeccompAction) -> Result<()> {
+    let filter = SeccompFilter::new(rules, otherwise, matched, TargetArch::x86_64)?;
+    let program: BpfProgram = filter.try_into()?;
+    apply_filter_all_threads(&program)
+}
+
+/// What is allowed from the beginning.
+fn allowed() -> Result<Rules> {
+    let mut rules: Rules = ALLOWED.iter().map(|call| (*call, Vec::new())).collect();
+    let executable = number(libc::PROT_EXEC);
+    let thread = number(libc::CLONE_THREAD);
+    let new = libc::CLONE_NEWCGROUP
+        | libc::CLONE_NEWIPC
+        | libc::CLONE_NEWNET
+        | libc::CLONE_NEWNS
+        | libc::CLONE_NEWPID
+        | libc::CLONE_NEWUSER
+        | libc::CLONE_NEWUTS;
+    let (new, own) = (number(new), u64::from(std::process::id()));
+    rules.extend([
+        (libc::SYS_mmap, vec![all(&[(2, Dword, MaskedEq(executable), 0)])?]),
+        (libc::SYS_mprotect, vec![all(&[(2, Dword, MaskedEq(executable), 0)])?]),
+        (libc::SYS_clone, vec![all(&[(0, Qword, MaskedEq(new | thread), thread)])?]),
+        (libc::SYS_tgkill, vec![all(&[(0, Dword, Eq, own)])?]),
+        (libc::SYS_prlimit64, vec![all(&[(0, Dword, Eq, 0)])?]),
+        (libc::SYS_socketpair, vec![all(&[(0, Dword, Eq, number(libc::AF_UNIX))])?]),
+        (
+            libc::SYS_prctl,
+            vec![
+                all(&[(0, Dword, Eq, number(libc::PR_SET_NAME))])?,
+                all(&[(0, Dword, Eq, number(libc::PR_SET_VMA))])?,
+                all(&[(0, Dword, Eq, PR_GET_AUXV)])?,
+                all(&[(0, Dword, Eq, number(libc::PR_SET_NO_NEW_PRIVS))])?,
+            ],
+        ),
+        (libc::SYS_seccomp, Vec::new()),
+        (
+            libc::SYS_ioctl,
+            vec![
+                all(&[(1, Dword, MaskedEq(KIND), KVM)])?,
+                all(&[(1, Dword, MaskedEq(KIND), USERFAULTFD)])?,
+                all(&[(1, Dword, Eq, libc::FIONBIO)])?,
+                all(&[(1, Dword, Eq, MEASURE_VERITY)])?,
+            ],
+        ),
+    ]);
+    Ok(rules)
+}
+
+/// What is denied from the guest's first instruction on.
+fn denied() -> Result<Rules> {
+    let anonymous = number(libc::MAP_ANONYMOUS);
+    let denied = KVM_CREATE.into_iter().chain([USERFAULTFD_NEW]);
+    let denied = denied.map(|request| all(&[(1, Dword, Eq, request)]));
+    Ok(BTreeMap::from([
+        (libc::SYS_mmap, vec![all(&[(3, Dword, MaskedEq(anonymous), 0)])?]),
+        (libc::SYS_ioctl, denied.collect::<Result<_>>()?),
+        (libc::SYS_seccomp, Vec::new()),
+    ]))
+}
+
+/// What fails as in a kernel without it, from the beginning.
+fn failing() -> Result<Rules> {
+    let placed = number(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
+    Ok(BTreeMap::from([
+        (libc::SYS_clone3, Vec::new()),
+        (
+            libc::SYS_mremap,
+            vec![
+                all(&[(1, Qword, Ne, CHUNK)])?,
+                all(&[(2, Qword, Ne, CHUNK)])?,
+                all(&[(3, Dword, Ne, placed)])?,
+            ],
+        ),
+    ]))
+}
+
+/// A constant of the kernel as the argument of a call, which has its low 32 bits.
+fn number(constant: c_int) -> u64 {
+    constant.cast_unsigned().into()
+}
+
+/// A rule that matches if all conditions on arguments do.
+fn all(conditions: &[(u8, SeccompCmpArgLen, SeccompCmpOp, u64)]) -> Result<SeccompRule> {
+    let conditions = conditions.iter().map(|(argument, size, operator, value)| {
+        SeccompCondition::new(*argument, size.clone(), operator.clone(), *value)
+    });
+    Ok(SeccompRule::new(conditions.collect::<std::result::Result<_, _>>()?)?)
+}
+
+/// Ends this process at a call that is denied, with a line that names the call.
+fn name_denied_calls() -> io::Result<()> {
+    // SAFETY: all zeros is an empty mask and no flags.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = on_denied as extern "C" fn(c_int, *mut siginfo_t, *mut c_void) as usize;
+    action.sa_flags = libc::SA_SIGINFO;
+    // SAFETY: the handler only calls async-signal-safe functions.
+    match unsafe { libc::sigaction(libc::SIGSYS, &raw const action, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The beginning of the kernel's siginfo of SIGSYS (sigaction(2)), which libc does not have.
+#[repr(C)]
+struct Denied {
+    _signal: [c_int; 4],
+    _address: *mut c_void,
+    call: c_int,
+}
+
+extern "C" fn on_denied(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
+    // SAFETY: the kernel passes a siginfo of this signal.
+    let call = unsafe { (*info.cast::<Denied>()).call };
+    let mut line = [0; 128];
+    let mut rest = &mut line[..];
+    // Shorter than the line.
+    let _ = match Sysno::new(usize::try_from(call).unwrap_or(usize::MAX)) {
+        Some(call) => {
+            writeln!(rest, "firn: error: the monitor called {call}, which its jail denies")
+        }
+        None => writeln!(rest, "firn: error: the monitor made call {call}, which its jail denies"),
+    };
+    let left = rest.len();
+    // SAFETY: standard error may be closed, and then the write fails.
+    let stderr = unsafe { BorrowedFd::borrow_raw(libc::STDERR_FILENO) };
+    // A failure cannot be reported anywhere else.
+    let _ = rustix::io::write(stderr, &line[..line.len() - left]);
+    // SAFETY: it ends the process and runs no code of it.
+    unsafe { libc::_exit(1) };
+}
+
+#[cfg(test)]
+#[path = "filter_tests.rs"]
+mod tests;
