@@ -50,7 +50,7 @@ impl Source {
                 let files = files
                     .clone()
                     .try_map(|slot| Ok::<_, StartError>(descriptors.take(slot)?.into()))?;
-                let snapshot = Snapshot::of_files(files, path, verifier.as_ref())?;
+                let snapshot = Snapshot::of_files(files, path, verifier.as_deref())?;
                 if *verify {
                     snapshot.check_signed_files()?;
                 }

@@ -185,7 +185,7 @@ pub enum SourceSpec {
         /// Whether what a plan maps unchecked is verified first.
         verify: bool,
         /// What has to confirm its signature, if it must be signed.
-        verifier: Option<Verifier>,
+        verifier: Option<Box<Verifier>>,
     },
     /// In a pool.
     Pool {
@@ -229,7 +229,8 @@ impl SourceSpec {
     pub fn signed(self, verifier: Verifier) -> Self {
         match self {
             Self::Directory { files, path, verify, .. } => {
-                Self::Directory { files, path, verify, verifier: Some(verifier) }
+                let verifier = Some(Box::new(verifier));
+                Self::Directory { files, path, verify, verifier }
             }
             pool @ Self::Pool { .. } => pool,
         }

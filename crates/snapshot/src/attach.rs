@@ -117,11 +117,11 @@ fn replace_container(
     staging.sync(&file, CONTAINER_FILE)?;
     // A signature of the old file is none of the new one.
     match unlinkat(dir, SIGNATURE_FILE, AtFlags::empty()) {
-        Err(errno) if errno != Errno::NOENT => {
+        Ok(()) | Err(Errno::NOENT) => Ok(staging.move_into(dir, CONTAINER_FILE)?),
+        Err(errno) => {
             let path = path.with_file_name(SIGNATURE_FILE);
-            return Err(FreezeError::Io { path, action: "remove", source: errno.into() }.into());
+            Err(FreezeError::Io { path, action: "remove", source: errno.into() }.into())
         }
-        _ => Ok(staging.move_into(dir, CONTAINER_FILE)?),
     }
 }
 

@@ -91,8 +91,8 @@ impl SnapshotFiles {
             action: "duplicate the descriptor of",
             source,
         })?;
-        let (container, _, _) = open_checked(container, self.signature.as_ref(), path, verifier)?;
-        let (_, manifest) = read_manifest(&container, &container_path)?;
+        let opened = open_checked(container, self.signature.as_ref(), path, verifier)?;
+        let (_, manifest) = read_manifest(&opened.container, &container_path)?;
         Ok(manifest)
     }
 }

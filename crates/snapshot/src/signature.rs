@@ -110,18 +110,26 @@ impl Statement {
     }
 }
 
-/// `snapshot.firn` of the snapshot at `path`, its header, and the statement about it. Nothing is
-/// parsed before `verifier`, where there is one, has confirmed it by the file with the signature.
+/// An open `snapshot.firn`.
+pub(crate) struct Opened {
+    pub(crate) container: Arc<dyn ReadAt>,
+    pub(crate) header: Header,
+    /// What its signature confirms, if it was checked.
+    pub(crate) statement: Option<Statement>,
+}
+
+/// Opens `snapshot.firn` of the snapshot at `path`. Nothing is parsed before `verifier`, where
+/// there is one, has confirmed it by the file with the signature.
 pub(crate) fn open_checked(
     container: File,
     signature: Option<&File>,
     path: &Path,
     verifier: Option<&Verifier>,
-) -> Result<(Arc<dyn ReadAt>, Header, Option<Statement>), OpenError> {
+) -> Result<Opened, OpenError> {
     let container_path = path.join(CONTAINER_FILE);
     let Some(verifier) = verifier else {
         let header = Header::read(&container, &container_path)?;
-        return Ok((Arc::new(container), header, None));
+        return Ok(Opened { container: Arc::new(container), header, statement: None });
     };
     let statement = read_statement(signature, path, verifier)?;
     let len = usize::try_from(statement.len.min(max_len())).unwrap_or(usize::MAX);
@@ -138,7 +146,7 @@ pub(crate) fn open_checked(
     let container = Arc::new(Checked { head, rest: container });
     let header = Header::read(&*container, &container_path)?;
     statement.check_header(&header, path)?;
-    Ok((container, header, Some(statement)))
+    Ok(Opened { container, header, statement: Some(statement) })
 }
 
 fn read_statement(

@@ -85,9 +85,9 @@ fn a_signed_snapshot_opens_with_and_without_its_key() {
 fn a_freeze_signs_before_it_publishes() {
     let (dir, path) = destination();
     let signer = Signer::read_or_make(&dir.path().join("key.pem"), "alice").unwrap();
-    let (mut memory, disk) = (Memory::zeroed(600), file_with(b"disk"));
+    let (memory, disk) = (Memory::zeroed(600), file_with(b"disk"));
     let mut disk = &disk;
-    let mut contents = Contents::new(&mut memory, machine(description(), b"")).with_disk(&mut disk);
+    let mut contents = Contents::new(&memory, machine(description(), b"")).with_disk(&mut disk);
     let destination = Destination::Directory(path.clone());
     let request = FreezeRequest { destination, dense: false, function: None };
     freeze_signed(&mut contents, request, Some(&signer)).unwrap();

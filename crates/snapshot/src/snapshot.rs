@@ -21,7 +21,7 @@ use crate::profile::Profile;
 use crate::protect::check_protection;
 use crate::read_at::ReadAt;
 use crate::section::{NO_PROFILE_VERSION, PROFILE_VERSION_WITHOUT_LEAVES, Section};
-use crate::signature::{Statement, open_checked};
+use crate::signature::{Opened, Statement, open_checked};
 use crate::tail::{Tail, check_dense};
 
 /// An open snapshot.
@@ -126,7 +126,7 @@ impl Snapshot {
         let path = path.as_ref();
         let SnapshotFiles { container, signature, image, overlay, packed } = files;
         let container_path = path.join(CONTAINER_FILE);
-        let (container, header, statement) =
+        let Opened { container, header, statement } =
             open_checked(container, signature.as_ref(), path, verifier)?;
         let read = Read::container(header, &container, &container_path)?;
         let check = |file: &File, name, len| {

@@ -31,7 +31,7 @@ use crate::page_set::PageSet;
 use crate::protect::check_protection;
 use crate::read_at::{ReadAt, next_data};
 use crate::section::Section;
-use crate::signature::{Statement, open_checked};
+use crate::signature::{Opened, Statement, open_checked};
 
 /// Maximum number of threads that check the image; each has a buffer of 2 MiB.
 const MAX_THREADS: usize = 4;
@@ -262,7 +262,7 @@ fn open_parts_in(
         Err(OpenError::MissingFile { .. }) => None,
         file => Some(file?),
     };
-    let (container, header, statement) =
+    let Opened { container, header, statement } =
         open_checked(container, signature.as_ref(), path, verifier)?;
     let mut problems = Vec::new();
     let mut keep = |error: OpenError| problems.push(Problem::from(error));

@@ -302,6 +302,6 @@ async fn a_snapshot_is_thawed_with_the_key_of_its_owner() {
     let SourceSpec::Directory { verifier, .. } = thaw(version.owner).unwrap().source else {
         panic!("not in a directory")
     };
-    assert_eq!(verifier, Some(signer.verifier()));
+    assert_eq!(verifier.as_deref(), Some(&signer.verifier()));
     assert!(matches!(thaw(None), Err(LaunchError::Key(_))));
 }

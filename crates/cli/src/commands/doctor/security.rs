@@ -92,13 +92,13 @@ fn landlock(abi: Option<i32>) -> Finding {
                 4..6 => "; signals and abstract sockets are denied from 6 on",
                 _ => "",
             };
-            let text = format!("ABI {abi}: a monitor can execute no file{missing}");
+            let text = format!("ABI {abi}: a monitor reaches no file by its path{missing}");
             let newer = (!missing.is_empty()).then_some("use Linux 6.12 or newer");
             of("Landlock", &text, newer)
         }
         None => of(
             "Landlock",
-            "not available: a monitor that its guest has taken over can execute files",
+            "not available: one wall less between a monitor and files, TCP and other processes",
             Some(
                 "use a kernel with CONFIG_SECURITY_LANDLOCK, and add landlock to lsm= on its \
                  command line",
@@ -120,13 +120,13 @@ fn user_namespaces(which: UserNamespaces) -> Finding {
         UserNamespaces::All => of("user namespaces", "available to all users", None),
         UserNamespaces::Root(switch) => of(
             "user namespaces",
-            "limited to root: without root's rights, monitors keep the host's network",
+            "limited to root: without root's rights, monitors are not jailed in full",
             Some(&format!("run as root, or change {switch}")),
         ),
         UserNamespaces::None => of(
             "user namespaces",
-            "none: without root's rights, monitors keep the host's network",
-            Some("run as root, or raise the sysctl user.max_user_namespaces"),
+            "none: monitors have no user of their own",
+            Some("raise the sysctl user.max_user_namespaces"),
         ),
     }
 }
