@@ -129,6 +129,14 @@ impl World {
             std::thread::sleep(PAUSE);
         }
     }
+
+    /// The same after a supervisor was killed, which leaves the sockets of its microVMs to the next
+    /// command.
+    #[track_caller]
+    pub fn assert_swept(&self) {
+        self.firn(["invoke", "none", "{}"]).run().refused(&["no microVM named none is running"]);
+        self.assert_nothing_left();
+    }
 }
 
 impl Drop for World {

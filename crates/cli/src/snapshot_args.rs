@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 
-use firn_run::{Descriptors, PoolManager, Source, SourceSpec, set_pooled_profile};
+use firn_run::{Descriptors, OpenedFile, PoolManager, Source, SourceSpec, set_pooled_profile};
 use firn_snapshot::{Destination, Profile, Signer, Verifier, Verify, sign};
 
 use crate::output;
@@ -75,26 +75,39 @@ impl SnapshotArgs {
         self.verify.unwrap_or(VerifyArg::Once)
     }
 
-    /// The snapshot for a start.
-    pub(crate) fn source(&self, descriptors: &mut Descriptors) -> anyhow::Result<SourceSpec> {
+    /// The snapshot for a start, and its root disk, if it has one: at `moved`, or where the
+    /// manifest names it.
+    pub(crate) fn source(
+        &self,
+        moved: Option<&Path>,
+        descriptors: &mut Descriptors,
+    ) -> anyhow::Result<(SourceSpec, Option<OpenedFile>)> {
+        let moved = moved.map(|path| OpenedFile::open(path, descriptors)).transpose()?;
         let verifier = self.verifier()?;
         let Some(pool) = &self.pool else {
-            let source = SourceSpec::directory(&self.snapshot, descriptors)?;
+            let path = &self.snapshot;
+            let (source, root) = match moved {
+                Some(root) => (SourceSpec::directory(path, descriptors)?, Some(root)),
+                None => SourceSpec::directory_with_root(path, verifier.as_ref(), descriptors)?,
+            };
             let source = match verifier {
                 Some(verifier) => source.signed(verifier),
                 None => source,
             };
             return match self.verify {
-                Some(VerifyArg::Always) => Ok(source.verified()),
-                Some(VerifyArg::Never) | None => Ok(source),
+                Some(VerifyArg::Always) => Ok((source.verified(), root)),
+                Some(VerifyArg::Never) | None => Ok((source, root)),
                 Some(VerifyArg::Once) => {
                     anyhow::bail!("--verify once needs --pool: pass --verify always")
                 }
             };
         };
         let pool = pool_at::open(pool)?;
-        let name = name(&self.snapshot)?;
-        Ok(SourceSpec::pool(pool.socket(), name, self.when().into(), descriptors)?)
+        let (socket, name, when) = (pool.socket(), name(&self.snapshot)?, self.when().into());
+        Ok(match moved {
+            Some(root) => (SourceSpec::pool(socket, name, when, descriptors)?, Some(root)),
+            None => SourceSpec::pool_with_root(socket, name, when, descriptors)?,
+        })
     }
 
     /// Opens the snapshot to look at it; of a pool, its sealed extent.

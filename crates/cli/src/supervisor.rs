@@ -1,13 +1,14 @@
 //! The monitor that `firn boot` and `firn thaw` run their microVM in.
 
 use anyhow::Context;
+use firn_run::jail::Jail;
 use firn_run::monitor::Supervisor;
 
-use crate::host_args::HostArgs;
+use crate::host_args::MonitorHostArgs;
 
 /// Starts a monitor. From here on signals end the microVM instead of this process, so nothing that
 /// can take long comes between this and [`Supervisor::run`].
-pub(crate) fn spawn(host: &HostArgs) -> anyhow::Result<Supervisor> {
+pub(crate) fn spawn(arguments: &MonitorHostArgs) -> anyhow::Result<Supervisor> {
     let program = std::env::current_exe().context("cannot find the path of this program")?;
-    Ok(Supervisor::spawn(&program, &host.kvm)?)
+    Ok(Supervisor::spawn(&Jail::new(arguments.jail), &program, &arguments.host.kvm)?)
 }

@@ -166,10 +166,21 @@ fn a_monitor_that_is_killed_aborts_or_gets_a_signal_is_reported() {
 }
 
 #[test]
-fn a_monitor_ends_and_removes_the_sockets_when_the_command_is_killed() {
+fn a_monitor_ends_when_the_command_is_killed_and_the_next_command_removes_the_sockets() {
     let Some(world) = World::new() else { return };
-    let held = world.hold();
-    kill_process(Pid::from_child(&held.child), Signal::KILL).unwrap();
-    let (status, _) = held.end();
-    assert_eq!((status.signal(), world.left()), (Some(Signal::KILL.as_raw()), vec![]));
+    let next: [&[&str]; 3] = [
+        &["thaw", "player"],
+        &["thaw", "--name", "it", "player"],
+        // Reports that there is none.
+        &["invoke", "it", "{}"],
+    ];
+    for arguments in next {
+        let held = world.hold();
+        kill_process(Pid::from_child(&held.child), Signal::KILL).unwrap();
+        let (status, _) = held.end();
+        assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
+        assert_eq!(world.left(), [world.names().join("it")], "the monitor has no access to it");
+        let _ = world.firn(arguments).output().unwrap();
+        assert_eq!(world.left(), Vec::<PathBuf>::new(), "{arguments:?}");
+    }
 }

@@ -29,15 +29,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         return Err("usage: thaw SNAPSHOT EVENT".into());
     };
     let mut descriptors = Descriptors::default();
+    let (source, root) = SourceSpec::directory_with_root(path.as_ref(), None, &mut descriptors)?;
     let thaw = ThawSpec {
-        source: SourceSpec::directory(path.as_ref(), &mut descriptors)?,
+        source,
         planner: "firecracker".to_owned(),
         preloaded: false,
-        root: None,
+        root,
         invoke: Some(InvokeSpec { event, keep: false, compare: false }),
         replay: ReplaySpec::default(),
     };
-    let (_claimed, host) = HostSpec::claim(None, None, &mut descriptors)?;
+    let (_claimed, host) = HostSpec::claim(None, None, true, &mut descriptors)?;
     let spec = StartSpec::new(Origin::Thaw(thaw), host, Duration::from_secs(60));
     let (kvm, listener) = (Path::new("/dev/kvm").into(), Arc::new(Printer) as Arc<dyn Listener>);
     Ok(start(&spec, descriptors, kvm, Clock::now(), &listener)?)

@@ -13,7 +13,6 @@ use crate::error::StartError;
 use crate::life::{Mapped, Running};
 use crate::outcome::Outcome;
 use crate::report::StartReport;
-use crate::source::Source;
 
 /// What a start reports, and what it waits for, while it goes on. Methods are called from several
 /// threads.
@@ -38,7 +37,6 @@ pub(crate) trait GuestKind: Sized {
     /// its root disk.
     fn prepare(
         &mut self,
-        source: &Source,
         mapped: &mut Mapped<'_>,
         descriptors: &mut Descriptors,
     ) -> Result<(HostConfig, Option<OpenFile>), StartError>;

@@ -237,8 +237,8 @@ impl Instances {
         }
     }
 
-    /// All running microVMs, by name. Directories of killed ones, and sockets of killed managers of
-    /// pools, are removed.
+    /// All running microVMs, by name. Directories of killed owners, and sockets of killed managers
+    /// of pools, are removed: a monitor that outlives its owner for a moment has no access to them.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -315,36 +315,6 @@ fn is_alive_or_swept(path: &Path) -> bool {
         remove(path);
     }
     false
-}
-
-/// Removes the sockets of a microVM when dropped, if the owner of its name has ended. The microVM's
-/// process has one, because an owner that was killed removes nothing.
-#[derive(Debug)]
-pub(crate) struct SweepAfterOwner(PathBuf);
-
-impl SweepAfterOwner {
-    /// For the microVM with a socket at `socket`.
-    pub(crate) fn new(socket: &Path) -> Option<Self> {
-        socket.parent().map(|directory| Self(directory.to_owned()))
-    }
-
-    /// Waits a moment for the lock of an owner whose end was noticed just now, and removes.
-    pub(crate) fn wait(self) {
-        for _ in 1..CLAIM_ATTEMPTS {
-            if check_directory(&self.0).is_err() || !is_alive_or_swept(&self.0) {
-                return;
-            }
-            std::thread::sleep(CLAIM_PAUSE);
-        }
-    }
-}
-
-impl Drop for SweepAfterOwner {
-    fn drop(&mut self) {
-        if check_directory(&self.0).is_ok() {
-            is_alive_or_swept(&self.0);
-        }
-    }
 }
 
 /// Removes the directory of a microVM. The caller holds its lock. The lock is removed after the

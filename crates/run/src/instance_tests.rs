@@ -2,9 +2,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use rustix::fs::{FlockOperation, flock};
-
-use super::{ClaimError, FindError, Instances, OwnedInstance, SweepAfterOwner};
+use super::{ClaimError, FindError, Instances};
 
 #[test]
 fn a_name_is_in_use_until_its_owner_drops_it_and_no_file_remains() {
@@ -109,7 +107,6 @@ fn symbolic_links_in_the_run_folder_are_refused() {
         assert!(matches!(error, ClaimError::Directory { .. }), "{error:?}");
     }
     assert!(instances.running().unwrap().is_empty());
-    drop(SweepAfterOwner::new(&instances.named("hello").vsock_socket()));
     assert_eq!(fs::read_to_string(elsewhere.join("control.sock")).unwrap(), "kept");
     assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 2);
 }
@@ -156,20 +153,4 @@ fn the_directory_of_a_running_owner_is_not_removed() {
     assert!(claims.load(Ordering::SeqCst) > 0);
     assert!(instances.running().unwrap().is_empty());
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
-}
-
-#[test]
-fn a_microvm_removes_its_sockets_after_its_owner() {
-    let folder = tempfile::tempdir().unwrap();
-    let instances = Instances::in_directory(folder.path().to_owned());
-    let owned = instances.claim("a").unwrap();
-    let sweep = || SweepAfterOwner::new(&instances.named("a").vsock_socket());
-    drop(sweep());
-    assert_eq!(instances.running().unwrap().len(), 1);
-    // The state that a killed owner leaves: the directory without a lock holder.
-    let OwnedInstance { instance, _lock: lock } = &owned;
-    flock(lock, FlockOperation::Unlock).unwrap();
-    assert!(instance.path.exists());
-    drop(sweep());
-    assert!(!instance.path.exists());
 }

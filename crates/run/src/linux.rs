@@ -12,11 +12,11 @@ use firn_memory::compare::{CompareReport, Original};
 use firn_snapshot::{PageSet, Snapshot};
 use firn_vmm::{
     BootConfig, Console, Handle, HostConfig, Microvm, OpenFile, Scratch, Virtualization,
-    VsockListener, open_root_disk,
+    VsockConnector, VsockListener,
 };
 use uuid::Uuid;
 
-use crate::agent::{AgentClient, Invocation, InvokeError, LoadError, LoadOptions};
+use crate::agent::{AgentClient, Invocation, InvokeError, LoadError, LoadOptions, Route};
 use crate::background::Background;
 use crate::console_tail::ConsoleTail;
 use crate::descriptors::Descriptors;
@@ -29,7 +29,6 @@ use crate::life::{Clock, KvmDevice, Mapped, Run, Running, counters};
 use crate::outcome::Outcome;
 use crate::report::StartReport;
 use crate::session::{self, After, Interruption};
-use crate::source::Source;
 use crate::spec::{BootSpec, HostSpec, OpenedFile, Sockets, StartSpec, ThawSpec};
 
 /// A guest with Linux, and what its monitor serves it with.
@@ -96,6 +95,7 @@ pub(crate) struct Served {
     pub(crate) name: String,
     pub(crate) control: UnixListener,
     vsock_path: PathBuf,
+    connector: VsockConnector,
     console: Console,
     identity: Identity,
     /// The keys of the function's role.
@@ -111,23 +111,30 @@ pub(crate) fn serve(
     let console = Console::new(descriptors.take_file(spec.console)?);
     let without = || StartError::Spec("a guest with Linux needs sockets".to_owned());
     let sockets = spec.sockets.clone().ok_or_else(without)?;
-    let Sockets { name, control, vsock, vsock_path, scratch } = sockets;
+    let Sockets { name, control, vsock, vsock_path, broker, scratch } = sockets;
     let control = UnixListener::from(descriptors.take(control)?);
     let vsock = UnixListener::from(descriptors.take(vsock)?);
-    let vsock = VsockListener::new(vsock, vsock_path.clone())
-        .map_err(|error| StartError::path("listen on", &vsock_path, error))?;
+    let broker = broker.map(|slot| descriptors.take(slot)).transpose()?;
+    let vsock = VsockListener::new(vsock)
+        .map_err(|error| StartError::path("listen on", &vsock_path, error))?
+        .with_broker(broker);
+    let connector = vsock.connector();
+    let scratch = match scratch {
+        Some(scratch) => {
+            let file = descriptors.take(scratch.file)?.into();
+            Some(Scratch { file, limit: scratch.limit })
+        }
+        None => None,
+    };
     let host = HostConfig {
         vsock: Some(vsock),
-        scratch: Some(Scratch {
-            directory: descriptors.take(scratch.directory)?,
-            limit: scratch.limit,
-        }),
+        scratch,
         console: console.clone(),
         generation: Some(identity.generation),
         windows: Vec::new(),
     };
     let credentials = None;
-    Ok((host, Served { name, control, vsock_path, console, identity, credentials }))
+    Ok((host, Served { name, control, vsock_path, connector, console, identity, credentials }))
 }
 
 impl Served {
@@ -138,7 +145,8 @@ impl Served {
         limit: Duration,
         alive: &AtomicBool,
     ) -> Result<(AgentClient, Instant), StartError> {
-        let agent = AgentClient::wait_for(&self.vsock_path, limit, || alive.load(Ordering::SeqCst));
+        let route = Route::Inside { connector: &self.connector, socket: &self.vsock_path };
+        let agent = AgentClient::wait_for(route, limit, || alive.load(Ordering::SeqCst));
         let mut agent = agent.map_err(|error| StartError::NoAgent {
             reason: error_chain(&error),
             console: ConsoleTail::of(&self.console),
@@ -153,7 +161,6 @@ impl Served {
 impl GuestKind for Linux {
     fn prepare(
         &mut self,
-        source: &Source,
         mapped: &mut Mapped<'_>,
         descriptors: &mut Descriptors,
     ) -> Result<(HostConfig, Option<OpenFile>), StartError> {
@@ -163,10 +170,7 @@ impl GuestKind for Linux {
         if *compare {
             mapped.memory_mut().track_writes();
         }
-        let root = match root.take() {
-            Some(moved) => Some(moved.take(descriptors)?),
-            None => open_root_disk(source.snapshot(), None)?,
-        };
+        let root = root.take().map(|root| root.take(descriptors)).transpose()?;
         Ok((self.take_host()?, root))
     }
 

@@ -60,7 +60,7 @@ impl RecordedRun<'_> {
     {
         require_linux(self.software_kvm, self.kvm)?;
         let mut descriptors = Descriptors::default();
-        let (_claimed, host) = HostSpec::claim(None, self.console, &mut descriptors)?;
+        let (_claimed, host) = HostSpec::claim(None, self.console, true, &mut descriptors)?;
         let (host, served) = serve(&host, &mut descriptors)?;
         let mut mapped = self.source.recorded(memory, self.kvm.into(), &Clock::now())?;
         if self.faults_in_vcpu_threads {
@@ -88,6 +88,6 @@ impl RecordedRun<'_> {
     }
 
     fn root(&self) -> Result<Option<OpenFile>, StartError> {
-        Ok(open_root_disk(self.source.snapshot(), self.root)?)
+        Ok(open_root_disk(self.source.snapshot().manifest(), self.root)?)
     }
 }

@@ -2,15 +2,14 @@
 
 use std::convert::Infallible;
 use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use firn_agent::protocol::RoleCredentials;
 use firn_pool::Client;
-use firn_snapshot::{SnapshotFiles, Verifier, Verify};
-use rustix::fs::{Mode, OFlags, open};
+use firn_snapshot::{Manifest, SnapshotDirectory, SnapshotFiles, Verifier, Verify, open_pooled};
+use firn_vmm::{VsockBroker, open_root_disk, scratch_file};
 use serde::{Deserialize, Serialize};
 
 use crate::descriptors::{Descriptors, Slot};
@@ -25,8 +24,7 @@ pub const SPEC_VERSION: u32 = 7;
 /// A request to start one microVM.
 ///
 /// It names no file that the monitor opens for itself: what the monitor uses of the host comes as
-/// descriptors, which the spec refers to by [`Slot`]. Paths are for messages, and for sockets that
-/// guests connect to.
+/// descriptors, which the spec refers to by [`Slot`]. Paths are for messages and manifests.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StartSpec {
     /// [`SPEC_VERSION`] of the sender.
@@ -49,7 +47,7 @@ pub struct HostSpec {
     /// Whether Linux is tried where the processor has no hardware virtualisation (a PVM guest
     /// kernel runs there).
     pub software_kvm: bool,
-    /// Its sockets, which a guest with Linux has, and the directory for its disk writes.
+    /// Its sockets, which a guest with Linux has, and the file for its disk writes.
     pub sockets: Option<Sockets>,
     /// The file that gets a copy of the guest's serial console.
     pub console: Option<Slot>,
@@ -74,18 +72,20 @@ pub struct Sockets {
     pub control: Slot,
     /// The socket for connections to the guest, listening.
     pub vsock: Slot,
-    /// The path of the latter. A guest's connection to port P of the host leads to the socket at
-    /// this path with `_P` appended.
+    /// The path of the latter, for messages.
     pub vsock_path: PathBuf,
-    /// Where the guest's disk writes go.
-    pub scratch: ScratchSpec,
+    /// The end of a [`VsockBroker`] that makes the guest's connections to the host; without one
+    /// they are refused.
+    pub broker: Option<Slot>,
+    /// Where the guest's disk writes go; `None` to keep them in memory.
+    pub scratch: Option<ScratchSpec>,
 }
 
 /// The place of a guest's disk writes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ScratchSpec {
-    /// The directory.
-    pub directory: Slot,
+    /// An empty file without a name.
+    pub file: Slot,
     /// Limit of the space that they take, bytes.
     pub limit: u64,
 }
@@ -134,7 +134,7 @@ pub struct ThawSpec {
     pub planner: String,
     /// Whether the image is in the page cache already, so that the plan's own preload is left out.
     pub preloaded: bool,
-    /// The root disk, where it is not at the path in the snapshot's manifest.
+    /// The root disk of a guest with Linux.
     pub root: Option<OpenedFile>,
     /// What a guest with Linux is asked.
     pub invoke: Option<InvokeSpec>,
@@ -205,11 +205,35 @@ impl SourceSpec {
     /// [`StartError::Open`]: its files cannot be opened.
     pub fn directory(path: &Path, descriptors: &mut Descriptors) -> Result<Self, StartError> {
         let (files, directory) = SnapshotFiles::open(path)?;
+        Ok(Self::of_files(files, directory, descriptors))
+    }
+
+    /// The same, and the root disk that the snapshot's manifest names, if it names one. The manifest
+    /// is not parsed before the verifier has confirmed it, if there is one.
+    ///
+    /// # Errors
+    /// [`StartError::Open`]: its files cannot be opened, or the manifest is damaged or not signed;
+    /// [`StartError::Host`]: the disk cannot be opened, or is not the one of the freeze.
+    pub fn directory_with_root(
+        path: &Path,
+        verifier: Option<&Verifier>,
+        descriptors: &mut Descriptors,
+    ) -> Result<(Self, Option<OpenedFile>), StartError> {
+        let (files, directory) = SnapshotFiles::open(path)?;
+        let root = OpenedFile::root_of(&files.manifest(path, verifier)?, descriptors)?;
+        Ok((Self::of_files(files, directory, descriptors), root))
+    }
+
+    fn of_files(
+        files: SnapshotFiles,
+        directory: SnapshotDirectory,
+        descriptors: &mut Descriptors,
+    ) -> Self {
+        let path = directory.path().to_owned();
         descriptors.keep_directory(directory);
         let slots: Result<_, Infallible> = files.try_map(|file| Ok(descriptors.add(file)));
         let Ok(files) = slots;
-        let (files, path) = (Box::new(files), path.to_owned());
-        Ok(Self::Directory { files, path, verify: false, verifier: None })
+        Self::Directory { files: Box::new(files), path, verify: false, verifier: None }
     }
 
     /// The same, with what a plan maps unchecked from its files verified before the guest runs.
@@ -250,6 +274,23 @@ impl SourceSpec {
         Ok(Self::Pool { manager, name: name.to_owned(), verify })
     }
 
+    /// The same, and the root disk that the snapshot's manifest names, if it names one.
+    ///
+    /// # Errors
+    /// [`StartError::Open`]: the manager does not answer, has no such snapshot, or it is damaged;
+    /// [`StartError::Host`]: the disk cannot be opened, or is not the one of the freeze.
+    pub fn pool_with_root(
+        socket: &Path,
+        name: &str,
+        verify: Verify,
+        descriptors: &mut Descriptors,
+    ) -> Result<(Self, Option<OpenedFile>), StartError> {
+        // By a connection of its own: the monitor's has no grant but its own.
+        let (snapshot, _grant) = open_pooled(socket, name, Verify::Never)?;
+        let root = OpenedFile::root_of(snapshot.manifest(), descriptors)?;
+        Ok((Self::pool(socket, name, verify, descriptors)?, root))
+    }
+
     /// A snapshot in the pool that a [standby monitor](crate::monitor::Monitor::stand_by) is
     /// connected to.
     #[must_use]
@@ -266,6 +307,14 @@ impl OpenedFile {
     pub fn open(path: &Path, descriptors: &mut Descriptors) -> Result<Self, StartError> {
         let opened = firn_vmm::OpenFile::open(path)?;
         Ok(Self { slot: descriptors.add(opened.file), path: opened.path })
+    }
+
+    fn root_of(
+        manifest: &Manifest,
+        descriptors: &mut Descriptors,
+    ) -> Result<Option<Self>, StartError> {
+        let root = open_root_disk(manifest, None)?;
+        Ok(root.map(|root| Self { slot: descriptors.add(root.file), path: root.path }))
     }
 
     pub(crate) fn take(
@@ -286,17 +335,12 @@ impl StartSpec {
 }
 
 impl Sockets {
-    /// Binds the sockets of a microVM whose name the caller has claimed, and opens the directory
-    /// `scratch`, for at most `limit` bytes that the guest writes to its disk.
+    /// Binds the sockets of a microVM whose name the caller has claimed. Its guest connects to
+    /// nothing on the host.
     ///
     /// # Errors
-    /// [`StartError::Host`] names what cannot be bound or opened.
-    pub fn bind(
-        instance: &Instance,
-        scratch: &Path,
-        limit: u64,
-        descriptors: &mut Descriptors,
-    ) -> Result<Self, StartError> {
+    /// [`StartError::Host`] names what cannot be bound.
+    pub fn bind(instance: &Instance, descriptors: &mut Descriptors) -> Result<Self, StartError> {
         let bind = |path: &Path| {
             UnixListener::bind(path).map_err(|error| StartError::path("bind", path, error))
         };
@@ -306,15 +350,34 @@ impl Sockets {
             control: descriptors.add(bind(&control)?),
             vsock: descriptors.add(bind(&vsock_path)?),
             vsock_path,
-            scratch: ScratchSpec { directory: descriptors.add(open_scratch(scratch)?), limit },
+            broker: None,
+            scratch: None,
         })
+    }
+}
+
+impl ScratchSpec {
+    /// Makes a file in `directory`, or in memory where its file system has no files without a name,
+    /// for at most `limit` bytes that a guest writes to its disk.
+    ///
+    /// # Errors
+    /// [`StartError::Host`]: it cannot be made.
+    pub fn create(
+        directory: &Path,
+        limit: u64,
+        descriptors: &mut Descriptors,
+    ) -> Result<Self, StartError> {
+        let file = scratch_file(directory);
+        let file = file.map_err(|error| StartError::path("create a file in", directory, error))?;
+        Ok(Self { file: descriptors.add(file), limit })
     }
 }
 
 impl HostSpec {
     /// Claims the name of a microVM, or one made of the id of this process, and binds its sockets.
-    /// The file that gets a copy of its console is created or emptied. The guest's disk writes go
-    /// to the directory for temporary files.
+    /// A thread of this process connects the guest to programs on the host. The file that gets a
+    /// copy of its console is created or emptied. If it has disks, its disk writes go to a file in
+    /// the directory for temporary files.
     ///
     /// # Errors
     /// [`StartError::Session`]: the name is in use or is not valid; [`StartError::Host`]: a file or
@@ -322,20 +385,26 @@ impl HostSpec {
     pub fn claim(
         name: Option<&str>,
         console: Option<&Path>,
+        has_disks: bool,
         descriptors: &mut Descriptors,
     ) -> Result<(OwnedInstance, Self), StartError> {
         let unnamed = format!("vm-{}", std::process::id());
-        let instance = Instances::of_user().claim(name.unwrap_or(&unnamed))?;
+        let instances = Instances::of_user();
+        // Removes what killed commands have left in the run folder.
+        let _ = instances.running();
+        let instance = instances.claim(name.unwrap_or(&unnamed))?;
         let create = |path: &Path| {
             File::create(path).map_err(|error| StartError::path("create", path, error))
         };
         let console = console.map(create).transpose()?.map(|file| descriptors.add(file));
-        let sockets = Sockets::bind(&instance, &std::env::temp_dir(), u64::MAX, descriptors)?;
+        let mut sockets = Sockets::bind(&instance, descriptors)?;
+        if has_disks {
+            let directory = std::env::temp_dir();
+            sockets.scratch = Some(ScratchSpec::create(&directory, u64::MAX, descriptors)?);
+        }
+        let broker = VsockBroker::start(instance.vsock_socket());
+        let broker = broker.map_err(|error| StartError::session("start a thread", error))?;
+        sockets.broker = Some(descriptors.add(broker));
         Ok((instance, Self { software_kvm: false, sockets: Some(sockets), console }))
     }
-}
-
-fn open_scratch(path: &Path) -> Result<OwnedFd, StartError> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    open(path, flags, Mode::empty()).map_err(|error| StartError::path("open", path, error.into()))
 }

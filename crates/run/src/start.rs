@@ -129,7 +129,7 @@ pub(crate) fn live(
     let Order { kvm, clock, mut descriptors, hold } = order;
     let begin = Instant::now();
     let mut mapped = source.plan(planner, clock)?.map(kvm)?;
-    let (host, root) = guest.prepare(source, &mut mapped, &mut descriptors)?;
+    let (host, root) = guest.prepare(&mut mapped, &mut descriptors)?;
     // A player uses no sockets: a client is refused, and does not wait.
     drop(descriptors);
     if hold.is_some() {

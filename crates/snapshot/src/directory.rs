@@ -49,6 +49,20 @@ impl SnapshotDirectory {
         }
     }
 
+    /// The same, for reads that bypass the page cache (`O_DIRECT`), where the file system supports
+    /// these.
+    pub(crate) fn open_direct(&self, name: &str) -> Result<Option<File>, OpenError> {
+        match open_with(&self.dir, &self.path, name, OFlags::DIRECT) {
+            Err(OpenError::MissingFile { .. }) => Ok(None),
+            Err(OpenError::Io { source, .. })
+                if Errno::from_io_error(&source) == Some(Errno::INVAL) =>
+            {
+                self.open_optional(name)
+            }
+            file => file.map(Some),
+        }
+    }
+
     pub(crate) fn open_container(&self) -> Result<File, OpenError> {
         open_container(&self.dir, &self.path)
     }
@@ -123,9 +137,13 @@ pub(crate) fn check_len(file: &File, path: &Path, expected: u64) -> Result<(), O
 }
 
 pub(crate) fn open_file(dir: &OwnedFd, path: &Path, name: &str) -> Result<File, OpenError> {
+    open_with(dir, path, name, OFlags::empty())
+}
+
+fn open_with(dir: &OwnedFd, path: &Path, name: &str, flags: OFlags) -> Result<File, OpenError> {
     // Without NONBLOCK, a FIFO of that name would block the open forever.
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let fd = openat(dir.as_fd(), name, flags, Mode::empty()).map_err(|errno| {
+    let always = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let fd = openat(dir.as_fd(), name, always | flags, Mode::empty()).map_err(|errno| {
         let path = path.join(name);
         match errno {
             Errno::NOENT => OpenError::MissingFile { path },

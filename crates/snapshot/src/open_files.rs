@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
+use rustix::fs::fstat;
 use serde::{Deserialize, Serialize};
 
 use crate::attach::read_manifest;
@@ -35,7 +36,8 @@ pub struct SnapshotFiles<F = File> {
 pub struct OpenTwice<F = File> {
     /// For mapping and reading.
     pub file: F,
-    /// For what loads the file.
+    /// For what loads the file: of a working set with `O_DIRECT`, where the file system supports
+    /// it.
     pub again: F,
 }
 
@@ -52,27 +54,40 @@ impl SnapshotFiles {
         for _ in 0..MAX_ATTEMPTS {
             let directory = SnapshotDirectory::open(path)?;
             let files = Self::open_in(&directory);
-            if !directory.was_replaced() {
-                return Ok((files?, directory));
+            if !directory.was_replaced()
+                && let Some(files) = files?
+            {
+                return Ok((files, directory));
             }
         }
         Err(OpenError::Replaced { path: path.into(), attempts: MAX_ATTEMPTS })
     }
 
-    fn open_in(directory: &SnapshotDirectory) -> Result<Self, OpenError> {
+    /// `None` if a file was replaced meanwhile.
+    fn open_in(directory: &SnapshotDirectory) -> Result<Option<Self>, OpenError> {
         let container = directory.open_container()?;
-        let twice = |name| {
-            let Some(file) = directory.open_optional(name)? else { return Ok(None) };
-            Ok(directory.open_optional(name)?.map(|again| OpenTwice { file, again }))
+        let mut replaced = false;
+        let mut twice = |name, again: Result<Option<File>, OpenError>| {
+            let (Some(file), Some(again)) = (directory.open_optional(name)?, again?) else {
+                return Ok::<_, OpenError>(None);
+            };
+            replaced |= !is_same(&file, &again);
+            Ok(Some(OpenTwice { file, again }))
         };
-        let image = twice(IMAGE_FILE)?;
+        let image = twice(IMAGE_FILE, directory.open_optional(IMAGE_FILE))?;
         let mut packed = [const { None }; PackedFile::ALL.len()];
         for (slot, kind) in packed.iter_mut().zip(PackedFile::ALL) {
-            *slot = twice(kind.name())?;
+            let again = match kind {
+                PackedFile::WorkingSet | PackedFile::UsedWorkingSet => {
+                    directory.open_direct(kind.name())
+                }
+                PackedFile::LoadingSet => directory.open_optional(kind.name()),
+            };
+            *slot = twice(kind.name(), again)?;
         }
         let signature = directory.open_optional(SIGNATURE_FILE)?;
         let overlay = directory.open_optional(OVERLAY_FILE)?;
-        Ok(Self { container, signature, image, overlay, packed })
+        Ok((!replaced).then_some(Self { container, signature, image, overlay, packed }))
     }
 
     /// Reads the manifest alone, once the verifier has confirmed it if there is one. `path` is the
@@ -94,6 +109,14 @@ impl SnapshotFiles {
         let opened = open_checked(container, self.signature.as_ref(), path, verifier)?;
         let (_, manifest) = read_manifest(&opened.container, &container_path)?;
         Ok(manifest)
+    }
+}
+
+/// Whether both are open files of one file.
+fn is_same(a: &File, b: &File) -> bool {
+    match (fstat(a), fstat(b)) {
+        (Ok(a), Ok(b)) => (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino),
+        _ => false,
     }
 }
 

@@ -12,6 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use firn_base::{PAGE_SIZE, PageRange};
+use rustix::fs::{OFlags, fcntl_getfl};
 use thiserror::Error;
 use uuid::Uuid;
 
@@ -42,6 +43,8 @@ pub struct PackedRun {
 #[derive(Debug)]
 pub struct Packed {
     file: File,
+    /// The same file, open with `O_DIRECT`.
+    direct: Option<File>,
     path: PathBuf,
     recipe: u64,
     runs: Vec<PackedRun>,
@@ -161,12 +164,25 @@ impl Packed {
             return Err(PackedError::Length { path, len, expected });
         }
         let runs = place(runs, start);
-        Ok(Self { file, path, recipe, runs, data: start..expected, protected: false })
+        let data = start..expected;
+        Ok(Self { file, direct: None, path, recipe, runs, data, protected: false })
     }
 
     /// The same, with whether fs-verity protects it.
     pub(crate) fn with_protection(self, protected: bool) -> Self {
         Self { protected, ..self }
+    }
+
+    /// The same, with another open file of it, if that bypasses the page cache.
+    pub(crate) fn with_again(self, again: &File) -> io::Result<Self> {
+        let direct = fcntl_getfl(again)?.contains(OFlags::DIRECT);
+        Ok(Self { direct: direct.then(|| again.try_clone()).transpose()?, ..self })
+    }
+
+    /// The file, open for reads that bypass the page cache; `None` if it cannot be read so.
+    #[must_use]
+    pub fn direct(&self) -> Option<&File> {
+        self.direct.as_ref()
     }
 
     /// Whether fs-verity protects it: its digest is the manifest's.

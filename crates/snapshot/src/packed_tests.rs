@@ -1,4 +1,5 @@
 use std::fs;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 use firn_base::PageRange;
 use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
@@ -59,6 +60,28 @@ fn pages_are_stored_in_the_order_of_the_table() {
         assert!(!packed.holds(8192, 9 * 4096, u64::MAX - 4095));
         assert!(snapshot.opened_packed(KIND).is_some());
         assert!(snapshot.packed(PackedFile::WorkingSet).unwrap().is_none());
+    }
+}
+
+/// What reads working sets opens nothing: the second open file of the same file bypasses the page
+/// cache, where the file system has such reads.
+#[test]
+fn working_sets_are_open_for_direct_reads() {
+    let (_dir, path) = destination();
+    freeze_distinct(&path, ImageKind::Sparse);
+    for kind in PackedFile::ALL {
+        pack(&path, kind, 77, &[run(9, 2)]).unwrap();
+    }
+    let snapshot = Snapshot::open(&path).unwrap();
+    for kind in PackedFile::ALL {
+        let packed = snapshot.packed(kind).unwrap().unwrap();
+        let mut options = fs::OpenOptions::new();
+        options.read(true).custom_flags(OFlags::DIRECT.bits().cast_signed());
+        let direct = options.open(packed.path()).is_ok() && kind != PackedFile::LoadingSet;
+        assert_eq!(packed.direct().is_some(), direct, "{kind:?}");
+        let file = packed.direct().unwrap_or(packed.file()).metadata().unwrap();
+        assert_eq!(file.ino(), fs::metadata(packed.path()).unwrap().ino());
+        assert!(!fcntl_getfl(packed.file()).unwrap().contains(OFlags::DIRECT));
     }
 }
 

@@ -254,16 +254,17 @@ impl Snapshot {
     }
 
     fn open_packed(&self, kind: PackedFile) -> Result<Option<Packed>, PackedError> {
-        let Some(OpenTwice { file, .. }) = &self.packed_files[kind.index()] else {
+        let Some(OpenTwice { file, again }) = &self.packed_files[kind.index()] else {
             return Ok(None);
         };
         let path = self.path.join(kind.name());
         let digest = self.manifest.protection(kind.name());
         check_protection(file, &path, digest)?;
-        let file = file.try_clone();
-        let file = file.map_err(|source| PackedError::Read { path: path.clone(), source })?;
+        let read = |source| PackedError::Read { path: path.clone(), source };
+        let file = file.try_clone().map_err(read)?;
         let (id, pages) = (self.manifest.description.id, self.manifest.layout.pages());
-        let packed = Packed::read(file, path, kind, id, pages)?;
+        let packed = Packed::read(file, path.clone(), kind, id, pages)?;
+        let packed = packed.with_again(again).map_err(read)?;
         Ok(Some(packed.with_protection(digest.is_some())))
     }
 

@@ -1,6 +1,6 @@
 //! The configuration of a microVM, and checks of it before anything is created.
 
-use std::os::fd::OwnedFd;
+use std::fs::File;
 
 use thiserror::Error;
 use uuid::Uuid;
@@ -55,8 +55,9 @@ pub struct MmioWindow {
 /// Where a guest's disk writes go.
 #[derive(Debug)]
 pub struct Scratch {
-    /// Directory for the unlinked file that takes them, open with `O_RDONLY` or `O_PATH`.
-    pub directory: OwnedFd,
+    /// The file that takes them, such as [`scratch_file`](crate::scratch_file): empty, open for
+    /// reading and writing, on a file system with holes.
+    pub file: File,
     /// Limit of the space that they take, bytes. A write beyond it is an I/O error for the guest.
     pub limit: u64,
 }

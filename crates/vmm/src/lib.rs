@@ -52,4 +52,4 @@ pub use open_file::{OpenFile, OpenFileError};
 pub use state::DecodeStateError;
 pub use vcpu::state::{RestoreVcpuError, SaveVcpuError};
 pub use vcpu::{VcpuFailure, VcpuThreadError};
-pub use virtio::{BindVsockError, VsockListener};
+pub use virtio::{BindVsockError, VsockBroker, VsockConnector, VsockListener, scratch_file};

@@ -74,16 +74,18 @@ fn ready_clones_get_their_identities_and_the_time_when_they_are_resumed() {
     let event = json!({"module": "identity", "event": null}).to_string();
     let make = |number: usize| {
         let mut descriptors = Descriptors::default();
+        let (source, root) =
+            SourceSpec::directory_with_root(snapshot, None, &mut descriptors).unwrap();
         let thaw = ThawSpec {
-            source: SourceSpec::directory(snapshot, &mut descriptors).unwrap(),
+            source,
             planner: "dram_cached".to_owned(),
             preloaded: false,
-            root: None,
+            root,
             invoke: Some(InvokeSpec { event: event.clone(), keep: false, compare: false }),
             replay: ReplaySpec::default(),
         };
         let name = format!("ready-{}-{number}", std::process::id());
-        let (claimed, host) = HostSpec::claim(Some(&name), None, &mut descriptors).unwrap();
+        let (claimed, host) = HostSpec::claim(Some(&name), None, true, &mut descriptors).unwrap();
         let spec = StartSpec::new(Origin::Thaw(thaw), host, LIMIT);
         let mut monitor = Monitor::spawn(Path::new(&program), KVM_DEVICE.as_ref()).unwrap();
         monitor.make_ready(spec, &descriptors).unwrap();

@@ -131,11 +131,13 @@ fn files_of_killed_processes_are_removed_by_the_next() {
 }
 
 #[test]
-fn a_microvm_whose_command_was_killed_ends_and_leaves_nothing() {
+fn a_microvm_whose_command_was_killed_ends_and_leaves_nothing_after_the_next_command() {
     let world = World::default();
     let mut command = thawed(&world);
     command.signal(Signal::KILL);
     assert_eq!(command.end().code, 128 + 9);
+    let thaw = world.firn(["thaw", "--invoke", HELLO.input_b]).arg(frozen(&HELLO)).run();
+    assert_eq!(thaw.ok(), HELLO.expected_b);
     world.assert_nothing_left();
 }
 

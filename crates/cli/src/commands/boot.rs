@@ -71,7 +71,7 @@ pub(crate) struct BootArgs {
     #[command(flatten)]
     files: GuestFiles,
     #[command(flatten)]
-    host: crate::host_args::HostArgs,
+    monitor: crate::host_args::MonitorHostArgs,
 }
 
 pub(crate) fn run(arguments: &BootArgs) -> anyhow::Result<ExitCode> {
@@ -98,10 +98,10 @@ pub(crate) fn run(arguments: &BootArgs) -> anyhow::Result<ExitCode> {
         memory: arguments.memory.or(required).unwrap_or(DEFAULT_MEMORY),
         function,
     };
-    let supervisor = supervisor::spawn(&arguments.host)?;
+    let supervisor = supervisor::spawn(&arguments.monitor)?;
     let (name, console) = (arguments.name.as_deref(), arguments.console.as_deref());
-    let (_claimed, host) = HostSpec::claim(name, console, &mut descriptors)?;
-    let host = HostSpec { software_kvm: arguments.host.software_kvm, ..host };
+    let (_claimed, host) = HostSpec::claim(name, console, true, &mut descriptors)?;
+    let host = HostSpec { software_kvm: arguments.monitor.host.software_kvm, ..host };
     let limit = Duration::from_secs(arguments.time_limit);
     let spec = StartSpec::new(Origin::Boot(Box::new(boot)), host, limit);
     let spec = StartSpec { request_ns: Some(request_ns), ..spec };

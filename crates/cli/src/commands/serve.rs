@@ -100,9 +100,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
     cpu_limit: Option<u32>,
     /// Whether monitors are jailed: as far as this host can, by all walls or not at all, or never:
-    /// auto, require or off
-    #[arg(long, value_name = "MODE", default_value_t)]
-    jail: JailMode,
+    /// auto, require or off [default: require for root, auto for other users]
+    #[arg(long, value_name = "MODE")]
+    jail: Option<JailMode>,
     /// Memory to reserve for a microVM
     #[arg(long, value_enum, default_value_t = Reservation::Measured)]
     booking: Reservation,
@@ -287,7 +287,7 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
             planners: planners.iter().map(|planner| (*planner).to_owned()).collect(),
             memory,
             monitors: arguments.monitors,
-            jail: arguments.jail,
+            jail: arguments.jail.unwrap_or_else(JailMode::of_daemon),
             one_cpu: arguments.cpu_limit,
             measured: arguments.booking == Reservation::Measured,
             queue: arguments.queue,

@@ -11,15 +11,15 @@ use clap::Args;
 use firn_base::{format_bytes, format_milliseconds};
 use firn_memory::planners::parse;
 use firn_run::{
-    Descriptors, HostSpec, InvokeSpec, Listener, OpenedFile, Origin, Outcome, ReplaySpec,
-    StartError, StartReport, StartSpec, ThawSpec,
+    Descriptors, HostSpec, InvokeSpec, Listener, Origin, Outcome, ReplaySpec, StartError,
+    StartReport, StartSpec, ThawSpec,
 };
 
 use crate::clock;
 use crate::commands::invoke::{self, FUNCTION_FAILED};
 use crate::detach;
 use crate::event;
-use crate::host_args::HostArgs;
+use crate::host_args::MonitorHostArgs;
 use crate::output;
 use crate::snapshot_args::SnapshotArgs;
 use crate::supervisor;
@@ -77,7 +77,7 @@ pub(crate) struct ThawArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    host: HostArgs,
+    monitor: MonitorHostArgs,
 }
 
 pub(crate) fn run(arguments: &ThawArgs) -> anyhow::Result<ExitCode> {
@@ -92,25 +92,19 @@ pub(crate) fn run(arguments: &ThawArgs) -> anyhow::Result<ExitCode> {
     let invoke =
         event.map(|event| InvokeSpec { event, keep: arguments.keep, compare: arguments.compare });
     let mut descriptors = Descriptors::default();
-    let source = arguments.snapshot.source(&mut descriptors)?;
-    let root = arguments.root.as_deref().map(|path| OpenedFile::open(path, &mut descriptors));
+    let (source, root) = arguments.snapshot.source(arguments.root.as_deref(), &mut descriptors)?;
     let replay = ReplaySpec {
         input: arguments.input.clone(),
         hold: arguments.hold,
         ..ReplaySpec::default()
     };
-    let thaw = ThawSpec {
-        source,
-        planner: planner.to_owned(),
-        preloaded: false,
-        root: root.transpose()?,
-        invoke,
-        replay,
-    };
-    let supervisor = supervisor::spawn(&arguments.host)?;
+    let thaw =
+        ThawSpec { source, planner: planner.to_owned(), preloaded: false, root, invoke, replay };
+    let has_disks = thaw.root.is_some();
+    let supervisor = supervisor::spawn(&arguments.monitor)?;
     let (name, console) = (arguments.name.as_deref(), arguments.console.as_deref());
-    let (_claimed, host) = HostSpec::claim(name, console, &mut descriptors)?;
-    let host = HostSpec { software_kvm: arguments.host.software_kvm, ..host };
+    let (_claimed, host) = HostSpec::claim(name, console, has_disks, &mut descriptors)?;
+    let host = HostSpec { software_kvm: arguments.monitor.host.software_kvm, ..host };
     let limit = Duration::from_secs(arguments.time_limit);
     let spec = StartSpec::new(Origin::Thaw(thaw), host, limit);
     let spec = StartSpec { request_ns: Some(request_ns), ..spec };

@@ -158,7 +158,7 @@ impl Stage<'_> {
             function: Some(Function::from_path(&self.function)?),
         };
         let microvm = format!("demo-{name}-{}", std::process::id());
-        let (instance, host) = HostSpec::claim(Some(&microvm), None, &mut descriptors)?;
+        let (instance, host) = HostSpec::claim(Some(&microvm), None, true, &mut descriptors)?;
         let spec = StartSpec {
             request_ns: Some(begin),
             ..StartSpec::new(Origin::Boot(Box::new(boot)), host, LIMIT)
@@ -200,17 +200,18 @@ impl Stage<'_> {
                 Place::Pool => SourceSpec::pool(socket, name, Verify::Once, &mut descriptors)?,
                 _ => SourceSpec::directory(files, &mut descriptors)?,
             };
+            let root = OpenedFile::open(&image_file(&ImageName::base()), &mut descriptors)?;
             let event = self.event("input-b.json")?;
             let thaw = ThawSpec {
                 source,
                 planner: planner.to_owned(),
                 preloaded: false,
-                root: None,
+                root: Some(root),
                 invoke: Some(InvokeSpec { event, keep: false, compare: false }),
                 replay: ReplaySpec::default(),
             };
             let mut monitor = Monitor::spawn(self.program, Path::new(KVM_DEVICE))?;
-            let (_claimed, host) = HostSpec::claim(None, None, &mut descriptors)?;
+            let (_claimed, host) = HostSpec::claim(None, None, true, &mut descriptors)?;
             let spec = StartSpec {
                 request_ns: Some(request_ns),
                 ..StartSpec::new(Origin::Thaw(thaw), host, LIMIT)

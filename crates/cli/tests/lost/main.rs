@@ -200,7 +200,8 @@ fn a_lost_extent_is_reported_while_the_pool_remains() {
     // The truncated part is a hole afterwards; both copies of the metadata exist.
     let whole = truncate(&pool.medium(), 3 << 20);
     let error = refused(player);
-    assert!(error.contains("is lost: the file was truncated to 3145728 bytes"), "{error}");
+    // A monitor does not keep the medium, and so not know its length.
+    assert!(error.contains("is lost: the file was truncated, its device failed"), "{error}");
     truncate(&pool.medium(), whole);
     let process = Pid::from_child(&pool.manager);
     kill_process(process, Signal::TERM).unwrap();

@@ -1,6 +1,7 @@
 //! A function's versions and aliases, in the form in which the database stores them.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -217,6 +218,10 @@ pub(crate) struct VersionSnapshot {
     pub(crate) bytes: u64,
     /// The planner that thaws it.
     pub(crate) planner: String,
+    /// The root image that it was frozen on. `None` in a record of an earlier daemon: the image
+    /// that the version runs on now.
+    #[serde(default)]
+    pub(crate) root: Option<PathBuf>,
 }
 
 /// The name of a version's snapshot.

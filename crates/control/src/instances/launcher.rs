@@ -11,8 +11,8 @@ use firn_run::jail::Jail;
 use firn_run::monitor::Monitor;
 use firn_run::{
     BootSpec, Descriptors, Failed, FreezeInstanceError, HostSpec, Instances, Making, OpenedFile,
-    Origin, OwnedInstance, PoolManagerError, ReadyUse, ReplaySpec, RoleCredentials, Sockets,
-    SourceSpec, StartReport, StartSpec, ThawSpec,
+    Origin, OwnedInstance, PoolManagerError, ReadyUse, ReplaySpec, RoleCredentials, ScratchSpec,
+    Sockets, SourceSpec, StartReport, StartSpec, ThawSpec,
 };
 use firn_snapshot::{Destination, KeyError, Verify};
 use firn_vmm::Shape;
@@ -220,6 +220,11 @@ impl Launcher {
         })
     }
 
+    /// The root image that a version runs on.
+    fn root(&self, version: &Version) -> Result<PathBuf, ImageError> {
+        Ok(self.images.of(version)?.unwrap_or_else(|| self.boot_files.root.clone()))
+    }
+
     /// Boots a microVM without a function.
     pub(crate) async fn boot(
         self: &Arc<Self>,
@@ -227,10 +232,7 @@ impl Launcher {
     ) -> Result<(Microvm, Box<StartReport>), LaunchError> {
         // The function gets its keys when it is loaded.
         let request = StartRequest { received_ns: now_ns(), credentials: None };
-        let root = match self.images.of(version)? {
-            Some(path) => path,
-            None => self.boot_files.root.clone(),
-        };
+        let root = self.root(version)?;
         let memory = u64::from(guest_mib(version)) << 20;
         let (disk_size, limit) = (version.disk(), self.scratch.disk(version));
         let launcher = Arc::clone(self);
@@ -271,9 +273,10 @@ impl Launcher {
         snapshot: &VersionSnapshot,
     ) -> Result<Thawed, LaunchError> {
         let received_ns = now_ns();
-        let VersionSnapshot { place, planner, .. } = snapshot.clone();
+        let VersionSnapshot { place, planner, root, .. } = snapshot.clone();
+        let root = root.map_or_else(|| self.root(version), Ok)?;
         let (owner, disk) = (version.owner.clone(), self.scratch.disk(version));
-        let key = ThawKey { place, owner, planner, disk };
+        let key = ThawKey { place, owner, planner, root, disk };
         let (launcher, version) = (Arc::clone(self), version.clone());
         blocking(move || {
             let credentials = launcher.credentials(&version);
@@ -388,29 +391,31 @@ impl Launcher {
         Ok(Frozen { place, bytes })
     }
 
-    /// The planner that thaws a snapshot of `version`: the one that the function names, or the
+    /// The planner that thaws a new snapshot of `version`: the one that the function names, or the
     /// first that makes a plan on this host. A monitor makes the plan, because the daemon does not
-    /// parse snapshots.
+    /// parse snapshots. The root image of the snapshot is returned with it.
     pub(crate) async fn choose_planner(
         self: &Arc<Self>,
         version: &Version,
         place: &SnapshotPlace,
-    ) -> Result<String, PlanError> {
+    ) -> Result<(String, PathBuf), PlanError> {
         let (launcher, place) = (Arc::clone(self), place.clone());
+        let root = self.root(version).map_err(|error| PlanError::None(error.into()))?;
         let (owner, disk) = (version.owner.clone(), self.scratch.disk(version));
         let named = version.named_planner().map(ToOwned::to_owned);
         let planning = move || {
             let plan = |planner: String| {
-                let key = ThawKey { place: place.clone(), owner: owner.clone(), planner, disk };
-                launcher.plan(&key).map(|_| key.planner)
+                let (place, owner, root) = (place.clone(), owner.clone(), root.clone());
+                let key = ThawKey { place, owner, planner, root, disk };
+                launcher.plan(&key).map(|_| (key.planner, key.root))
             };
             if let Some(planner) = named {
                 return plan(planner).map_err(PlanError::Named);
             }
-            let mut refused = Ok(String::new());
+            let mut refused = Ok((String::new(), PathBuf::new()));
             for planner in &launcher.planners {
                 match plan(planner.clone()) {
-                    Ok(planner) => return Ok(planner),
+                    Ok(planned) => return Ok(planned),
                     Err(error) => refused = Err(PlanError::None(error)),
                 }
             }
@@ -484,11 +489,12 @@ impl Launcher {
                 SourceSpec::pool(&self.pool_socket(name)?, name, Verify::Once, descriptors)?
             }
         };
+        let root = OpenedFile::open(&key.root, descriptors)?;
         Ok(ThawSpec {
             source,
             planner: key.planner.clone(),
             preloaded: false,
-            root: None,
+            root: Some(root),
             invoke: None,
             replay: ReplaySpec::default(),
         })
@@ -536,9 +542,9 @@ impl Launcher {
     ) -> Result<(OwnedInstance, StartSpec), firn_run::StartError> {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let instance = self.instances.claim(&format!("serve-{}-{number}", std::process::id()))?;
-        let sockets = Sockets::bind(&instance, self.scratch.path(), disk, descriptors)?;
-        let host =
-            HostSpec { software_kvm: self.software_kvm, sockets: Some(sockets), console: None };
+        let scratch = Some(ScratchSpec::create(self.scratch.path(), disk, descriptors)?);
+        let sockets = Some(Sockets { scratch, ..Sockets::bind(&instance, descriptors)? });
+        let host = HostSpec { software_kvm: self.software_kvm, sockets, console: None };
         Ok((instance, StartSpec::new(origin, host, self.start_limit)))
     }
 

@@ -52,7 +52,7 @@ impl Scratch {
             Ok(File::from(file))
         });
         let (in_memory, free) = match opened {
-            // As a monitor decides (`firn_vmm`).
+            // As `firn_vmm::scratch_file` decides.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => (true, None),
             opened => {
                 let file = opened?;

@@ -1,7 +1,7 @@
 //! Standby monitors: processes that have KVM open, and, for a thaw that is likely, its VM made.
 
 use std::collections::VecDeque;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -48,6 +48,8 @@ pub(crate) struct ThawKey {
     /// The owner of its function: the tenant that it is signed for.
     pub(crate) owner: Option<String>,
     pub(crate) planner: String,
+    /// The root disk.
+    pub(crate) root: PathBuf,
     /// Limit of what the guest writes to its disk, bytes.
     pub(crate) disk: u64,
 }
@@ -68,7 +70,7 @@ pub(crate) trait Prepare {
     fn shape(&self, key: &ThawKey) -> Option<Shape>;
 
     /// The socket of the pool's manager, for a thaw from the pool.
-    fn pool(&self) -> Option<std::path::PathBuf>;
+    fn pool(&self) -> Option<PathBuf>;
 }
 
 impl Standbys {

@@ -161,7 +161,9 @@ impl Control {
             attempts += 1;
             let chosen = self.fleet.launcher.choose_planner(version, &place).await;
             let error = match chosen {
-                Ok(planner) => return Ok(VersionSnapshot { place, bytes, planner }),
+                Ok((planner, root)) => {
+                    return Ok(VersionSnapshot { place, bytes, planner, root: Some(root) });
+                }
                 // The next daemon freezes it.
                 Err(error) if self.fleet.is_closed() => return Err(error.into()),
                 Err(error) => error,

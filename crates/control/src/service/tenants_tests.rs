@@ -193,7 +193,7 @@ async fn frozen_snapshots_count_with_what_they_take_in_their_place() {
     }
     let freeze = |latest: &Version, place| {
         let (planner, bytes) = ("firecracker".to_owned(), 50 * MIB);
-        let snapshot = Some(VersionSnapshot { place, bytes, planner });
+        let snapshot = Some(VersionSnapshot { place, bytes, planner, root: None });
         let version = Version { version: "1".to_owned(), snapshot, ..latest.clone() };
         let stored = service.store.change(|change| {
             change.put_version(&version.function, 1, &version)?;
@@ -289,11 +289,13 @@ async fn a_snapshot_is_thawed_with_the_key_of_its_owner() {
     let launcher = &service.fleet.launcher;
     let snapshot = launcher.snapshots.join("s");
     std::fs::create_dir(&snapshot).unwrap();
+    std::fs::write(folder.path().join("root"), "").unwrap();
     // A daemon parses no snapshot.
     std::fs::write(snapshot.join("snapshot.firn"), "").unwrap();
     let thaw = |owner: Option<String>| {
         let place = SnapshotPlace::Directory("s".to_owned());
-        let key = ThawKey { place, owner, planner: "firecracker".to_owned(), disk: 0 };
+        let root = folder.path().join("root");
+        let key = ThawKey { place, owner, planner: "firecracker".to_owned(), root, disk: 0 };
         launcher.thaw_spec(&key, false, &mut Descriptors::default())
     };
     assert!(matches!(thaw(version.owner.clone()), Err(LaunchError::Key(_))));

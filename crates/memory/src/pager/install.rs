@@ -2,12 +2,10 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd};
 
 use firn_base::PAGE_SIZE;
 use firn_base::num::usize_of;
 use firn_snapshot::Packed;
-use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::{Errno, pread, retry_on_intr};
 
 use super::{Area, Pager, PagerError, Shared, add};
@@ -45,14 +43,13 @@ impl Pager {
         let data = packed.data();
         let mut buffer = Aligned::new(data.end - data.start);
         let first = packed.runs().first().map_or(0, |packed| packed.run.first);
-        let direct =
-            read(packed.file(), data.clone(), buffer.bytes()).map_err(|errno| match errno {
-                Some(errno) => PagerError::Packed {
-                    file: packed.path().display().to_string(),
-                    source: errno.into(),
-                },
-                None => PagerError::Truncated { image_page: first, file: "the packed file" },
-            })?;
+        let direct = read(packed, data.clone(), buffer.bytes()).map_err(|errno| match errno {
+            Some(errno) => PagerError::Packed {
+                file: packed.path().display().to_string(),
+                source: errno.into(),
+            },
+            None => PagerError::Truncated { image_page: first, file: "the packed file" },
+        })?;
         add(&shared.counters.direct_reads, direct);
         add(&shared.counters.packed_bytes, data.end - data.start);
         let bytes = buffer.bytes();
@@ -102,20 +99,17 @@ impl Shared {
 /// Reads bytes of a file, bypassing the page cache, and returns the number of reads: 0 where the
 /// file system only supports reads through the page cache. One read returns up to 2 GiB.
 /// `Err(None)` means that the file ends early.
-fn read(file: &File, range: Range<u64>, bytes: &mut [u8]) -> Result<u64, Option<Errno>> {
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC;
-    match openat(CWD, path, flags, Mode::empty()) {
-        Ok(direct) => fill(direct.as_fd(), range, bytes),
-        Err(Errno::INVAL) => fill(file.as_fd(), range, bytes).map(|_| 0),
-        Err(errno) => Err(Some(errno)),
+fn read(packed: &Packed, range: Range<u64>, bytes: &mut [u8]) -> Result<u64, Option<Errno>> {
+    match packed.direct() {
+        Some(direct) => fill(direct, range, bytes),
+        None => fill(packed.file(), range, bytes).map(|_| 0),
     }
 }
 
-fn fill(file: impl AsFd, range: Range<u64>, mut bytes: &mut [u8]) -> Result<u64, Option<Errno>> {
+fn fill(file: &File, range: Range<u64>, mut bytes: &mut [u8]) -> Result<u64, Option<Errno>> {
     let (mut at, mut reads) = (range.start, 0);
     while !bytes.is_empty() {
-        let count = retry_on_intr(|| pread(&file, &mut *bytes, at)).map_err(Some)?;
+        let count = retry_on_intr(|| pread(file, &mut *bytes, at)).map_err(Some)?;
         if count == 0 {
             return Err(None);
         }

@@ -17,11 +17,13 @@ use std::ffi::OsStr;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::ptr::without_provenance_mut;
 
 use firn_base::PAGE_SIZE;
 use firn_base::num::usize_of;
 use rustix::fs::{AtFlags, FileType, StatxAttributes, StatxFlags, fstat, statx};
-use rustix::io::pread;
+use rustix::io::{Errno, pread};
+use rustix::mm::{Advice, madvise};
 use thiserror::Error;
 
 use crate::slot::Slot;
@@ -63,8 +65,8 @@ pub(crate) fn lost_at(address: u64) -> Option<LostBacking> {
     find(|mapped| (mapped.start..mapped.end).contains(&address).then_some(address))
 }
 
-/// The first lost byte of some slots, by the lengths of their files, and of those that fs-verity
-/// protects by reading them.
+/// The first lost byte of some slots, by the lengths of their files, of those that fs-verity
+/// protects by reading them, and of files that are not known by mapping their pages.
 pub(crate) fn first_lost(slots: &[Slot]) -> Option<LostBacking> {
     find(|mapped| {
         let contains =
@@ -72,7 +74,9 @@ pub(crate) fn first_lost(slots: &[Slot]) -> Option<LostBacking> {
         if !slots.iter().any(contains) {
             return None;
         }
-        let len = len_of(mapped.inode)?;
+        let Some(len) = len_of(mapped.inode) else {
+            return first_absent(mapped.start..mapped.end);
+        };
         let lost = mapped.start.checked_add(len.saturating_sub(mapped.offset))?;
         if lost < mapped.end {
             return Some(lost);
@@ -115,6 +119,17 @@ fn is_protected(inode: u64) -> bool {
         files::with(inode, |file| statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::empty()));
     let attributes = found.and_then(Result::ok).map(|found| found.stx_attributes);
     attributes.is_some_and(|attributes| attributes.contains(StatxAttributes::VERITY))
+}
+
+/// The first page of a mapping that the kernel does not map (madvise(2), `MADV_POPULATE_READ`).
+fn first_absent(mapping: Range<u64>) -> Option<u64> {
+    let absent = |page: &u64| {
+        let at = without_provenance_mut(usize_of(*page));
+        // SAFETY: it changes page tables only, of memory that a microVM which ends still has.
+        let mapped = unsafe { madvise(at, usize_of(PAGE_SIZE), Advice::LinuxPopulateRead) };
+        mapped == Err(Errno::FAULT)
+    };
+    mapping.step_by(usize_of(PAGE_SIZE)).find(absent)
 }
 
 /// The first page of a known file's range that cannot be read, by its offset.

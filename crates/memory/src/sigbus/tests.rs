@@ -80,3 +80,16 @@ fn a_lost_page_ends_the_process_with_a_report() {
     let expected = format!(", guest page 0x5, is lost: it is byte 0x5000 of {}.", path.display());
     assert!(error.contains(&expected), "{error}");
 }
+
+#[test]
+fn lost_bytes_of_a_file_that_is_not_known_are_found_by_mapping() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("memory.img");
+    let image = image(&path);
+    let mut memory = memory(&image);
+    memory.know_files(Vec::new());
+    assert_eq!(memory.lost_backing(None), None);
+    image.set_len(SIZE - 0x3000).unwrap();
+    let lost = memory.lost_backing(None).unwrap();
+    assert_eq!((&lost.file, lost.offset, lost.len), (&path, SIZE - 0x3000, None));
+}

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::connect::{after, connect_until, try_connect};
+use super::connect::{Route, after, connect_until, try_connect};
 use super::errors::{
     ConnectError, EventError, ExchangeError, IdentifyError, InvokeError, LoadError,
     PrepareFreezeError, PutError, ShutdownError, StatusError, receiving, sending,
@@ -199,7 +199,7 @@ impl AgentClient {
     /// [`ConnectError::Gone`] or [`ConnectError::NotListening`], at once, if there is none.
     pub fn connect(socket: &Path, limit: Duration) -> Result<Self, ConnectError> {
         let deadline = after(limit);
-        Self::greet(try_connect(socket, deadline)?, deadline, limit)
+        Self::greet(try_connect(Route::Socket(socket), deadline)?, deadline, limit)
     }
 
     /// Connects as soon as the agent of a microVM that is starting listens. Between two tries,
@@ -208,13 +208,13 @@ impl AgentClient {
     /// # Errors
     /// [`ConnectError::NeverListened`] after `limit`, [`ConnectError::Ended`] if `alive`
     /// returns false.
-    pub fn wait_for(
-        socket: &Path,
+    pub(crate) fn wait_for(
+        route: Route<'_>,
         limit: Duration,
         alive: impl FnMut() -> bool,
     ) -> Result<Self, ConnectError> {
         let deadline = after(limit);
-        Self::greet(connect_until(socket, limit, alive)?, deadline, limit)
+        Self::greet(connect_until(route, limit, alive)?, deadline, limit)
     }
 
     fn greet(stream: UnixStream, deadline: Instant, limit: Duration) -> Result<Self, ConnectError> {

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use firn_agent::protocol::{AGENT_PORT, Timed};
+use firn_vmm::VsockConnector;
 
 use super::errors::ConnectError;
 
@@ -30,15 +31,45 @@ pub(super) fn after(limit: Duration) -> Instant {
     Instant::now() + limit.min(LONGEST_WAIT)
 }
 
+/// A way to the vsock device of a microVM.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Route<'a> {
+    /// The monitor's socket.
+    Socket(&'a Path),
+    /// For the monitor itself, which opens no path.
+    Inside {
+        /// The connections of its device.
+        connector: &'a VsockConnector,
+        /// The path of its socket, for messages.
+        socket: &'a Path,
+    },
+}
+
+impl Route<'_> {
+    fn socket(&self) -> &Path {
+        match self {
+            Self::Socket(socket) | Self::Inside { socket, .. } => socket,
+        }
+    }
+
+    fn open(&self) -> io::Result<UnixStream> {
+        match self {
+            Self::Socket(socket) => UnixStream::connect(socket),
+            Self::Inside { connector, .. } => connector.connect(),
+        }
+    }
+}
+
 /// Tries once.
-pub(super) fn try_connect(socket: &Path, deadline: Instant) -> Result<UnixStream, ConnectError> {
+pub(super) fn try_connect(route: Route<'_>, deadline: Instant) -> Result<UnixStream, ConnectError> {
+    let socket = route.socket();
     let named = |source: io::Error| match source.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
             ConnectError::Gone { socket: socket.to_owned(), source }
         }
         _ => ConnectError::Socket { socket: socket.to_owned(), source },
     };
-    let stream = UnixStream::connect(socket).map_err(named)?;
+    let stream = route.open().map_err(named)?;
     let mut timed = Timed::new(&stream, deadline);
     let greeting = timed
         .write_all(format!("CONNECT {AGENT_PORT}\n").as_bytes())
@@ -60,23 +91,24 @@ pub(super) fn try_connect(socket: &Path, deadline: Instant) -> Result<UnixStream
 /// Tries until the agent listens, the `limit` is over, or `alive` returns that the microVM has
 /// ended.
 pub(super) fn connect_until(
-    socket: &Path,
+    route: Route<'_>,
     limit: Duration,
     mut alive: impl FnMut() -> bool,
 ) -> Result<UnixStream, ConnectError> {
     let deadline = after(limit);
     let mut pause = FIRST_PAUSE;
     loop {
-        let error = match try_connect(socket, deadline) {
+        let error = match try_connect(route, deadline) {
             Err(error @ (ConnectError::Gone { .. } | ConnectError::NotListening { .. })) => error,
             done => return done,
         };
+        let socket = route.socket().to_owned();
         if !alive() {
-            return Err(ConnectError::Ended { socket: socket.to_owned() });
+            return Err(ConnectError::Ended { socket });
         }
         if Instant::now() + pause >= deadline {
             let source = Box::new(error);
-            return Err(ConnectError::NeverListened { socket: socket.to_owned(), limit, source });
+            return Err(ConnectError::NeverListened { socket, limit, source });
         }
         thread::sleep(pause);
         pause = (pause * 2).min(LONGEST_PAUSE);

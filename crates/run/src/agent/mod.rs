@@ -7,6 +7,7 @@ mod errors;
 mod tests;
 
 pub use client::{AgentClient, Answer, AnswerSink, Invocation, LambdaLoad, LoadOptions};
+pub(crate) use connect::Route;
 pub(crate) use errors::LIMIT_OPTIONS;
 pub use errors::{
     ConnectError, EventError, ExchangeError, IdentifyError, InvokeError, LoadError,

@@ -14,6 +14,7 @@ use firn_agent::protocol::{
     MAX_REQUEST_LENGTH, Reply, Request, receive, write_frame,
 };
 use firn_agent::serve::{Machine, RuntimeConfig, Server};
+use firn_vmm::VsockListener;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use uuid::Uuid;
@@ -151,7 +152,7 @@ fn a_function_is_loaded_frozen_identified_and_invoked() {
     assert_eq!(client.load(&function, &options()).unwrap(), "imported\n");
     client.prepare_freeze(LIMIT).unwrap();
 
-    let mut client = AgentClient::wait_for(&place.socket(), LIMIT, || true).unwrap();
+    let mut client = AgentClient::wait_for(Route::Socket(&place.socket()), LIMIT, || true).unwrap();
     let early = client.invoke(&invocation(&json!(1))).unwrap_err();
     assert!(early.is_not_identified(), "{early}");
     let identity = Identity::fresh().unwrap();
@@ -212,6 +213,23 @@ fn an_event_is_checked_before_it_is_sent() {
 }
 
 #[test]
+fn the_monitor_s_own_connection_has_errors_with_the_socket_s_path() {
+    let place = Place::new();
+    let listener = VsockListener::bind(&place.socket()).unwrap();
+    let (connector, socket) = (listener.connector(), place.socket());
+    let route = Route::Inside { connector: &connector, socket: &socket };
+    let limit = Duration::from_millis(20);
+    let never = AgentClient::wait_for(route, limit, || true).unwrap_err();
+    assert!(matches!(never, ConnectError::NeverListened { .. }), "{never}");
+    drop(listener);
+    let ended = AgentClient::wait_for(route, LIMIT, || false).unwrap_err();
+    assert!(matches!(&ended, ConnectError::Ended { socket } if *socket == place.socket()));
+    let gone = AgentClient::wait_for(route, Duration::ZERO, || true).unwrap_err();
+    let ConnectError::NeverListened { source, .. } = gone else { panic!("{gone}") };
+    assert!(matches!(&*source, ConnectError::Gone { .. }), "{source}");
+}
+
+#[test]
 fn a_microvm_that_is_gone_is_an_error_at_once() {
     let place = Place::new();
     let error = AgentClient::connect(&place.socket(), LIMIT).unwrap_err();
@@ -232,7 +250,7 @@ fn a_microvm_that_is_gone_is_an_error_at_once() {
 fn a_guest_that_starts_is_waited_for_as_long_as_it_lives() {
     let place = Place::new();
     let mut asked = 0;
-    let client = AgentClient::wait_for(&place.socket(), LIMIT, || {
+    let client = AgentClient::wait_for(Route::Socket(&place.socket()), LIMIT, || {
         asked += 1;
         if asked == 3 {
             place.serve();
@@ -242,10 +260,10 @@ fn a_guest_that_starts_is_waited_for_as_long_as_it_lives() {
     assert!(client.is_ok() && asked >= 3, "{client:?}");
 
     let place = Place::new();
-    let ended = AgentClient::wait_for(&place.socket(), LIMIT, || false).unwrap_err();
+    let ended = AgentClient::wait_for(Route::Socket(&place.socket()), LIMIT, || false).unwrap_err();
     assert!(matches!(ended, ConnectError::Ended { .. }), "{ended:?}");
     let limit = Duration::from_millis(5);
-    let never = AgentClient::wait_for(&place.socket(), limit, || true).unwrap_err();
+    let never = AgentClient::wait_for(Route::Socket(&place.socket()), limit, || true).unwrap_err();
     assert!(matches!(never, ConnectError::NeverListened { .. }), "{never:?}");
     assert!(never.to_string().contains("--time-limit"), "{never}");
 }

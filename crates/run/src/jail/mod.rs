@@ -62,6 +62,15 @@ pub enum JailMode {
     Off,
 }
 
+impl JailMode {
+    /// The mode of a daemon that was given none: root has the right to build every wall, so a
+    /// missing one is an error.
+    #[must_use]
+    pub fn of_daemon() -> Self {
+        if geteuid().is_root() { Self::Require } else { Self::Auto }
+    }
+}
+
 /// Not a mode.
 #[derive(Debug, Error)]
 #[error("{0:?} is not auto, require or off")]

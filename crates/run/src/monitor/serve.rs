@@ -17,7 +17,6 @@ use super::{Event, Order};
 use crate::descriptors::Descriptors;
 use crate::error::StartError;
 use crate::guest::Listener;
-use crate::instance::SweepAfterOwner;
 use crate::jail::{self, JailMode, JailReport, SharedPaths};
 use crate::life::{Clock, KvmDevice};
 use crate::outcome::Outcome;
@@ -89,14 +88,7 @@ pub fn serve(kvm: &Path, jail: JailMode, shared: Option<&SharedPaths>) -> Result
     })?;
     // Nothing here relies on what a signal does by default: the first process of a pid namespace
     // ignores it.
-    let sweep = Arc::<Mutex<Option<SweepAfterOwner>>>::default();
-    let left = sweep.clone();
-    let interruption = Interruption::catch_or(move |_| {
-        if let Some(sweep) = left.lock().take() {
-            sweep.wait();
-        }
-        std::process::exit(1);
-    })?;
+    let interruption = Interruption::catch_or(|_| std::process::exit(1))?;
     // The thread that ends this process with its owner starts before there is an order, and reads
     // after it.
     let (release, released) = sync_channel(1);
@@ -139,7 +131,6 @@ pub fn serve(kvm: &Path, jail: JailMode, shared: Option<&SharedPaths>) -> Result
         }
     };
     let begun_ns = now_ns();
-    *sweep.lock() = sweep_after(&order);
     let ready = matches!(order, Order::MakeReady(_));
     if !ready {
         let _ = begin.send(());
@@ -152,7 +143,7 @@ pub fn serve(kvm: &Path, jail: JailMode, shared: Option<&SharedPaths>) -> Result
         let _ = begin.send(());
         Ok(clock)
     };
-    let done = match order {
+    match order {
         Order::Start(spec) | Order::MakeReady(spec) => {
             let request_ns = spec.request_ns;
             let stood_by = request_ns.is_some_and(|request| waiting_ns < request);
@@ -169,17 +160,8 @@ pub fn serve(kvm: &Path, jail: JailMode, shared: Option<&SharedPaths>) -> Result
         | Order::StandBy { .. }
         | Order::Pause
         | Order::Unpause => Err(StartError::Spec("the first order starts nothing".to_owned())),
-    };
-    let done = done.inspect_err(|error| reporter.send(&Event::Failed(error.clone())));
-    // Last: the end of a start may wait for the pool's manager, and the owner may be killed
-    // meanwhile.
-    drop(sweep.lock().take());
-    done
-}
-
-fn sweep_after(order: &Order) -> Option<SweepAfterOwner> {
-    let (Order::Start(spec) | Order::MakeReady(spec)) = order else { return None };
-    SweepAfterOwner::new(&spec.host.sockets.as_ref()?.vsock_path)
+    }
+    .inspect_err(|error| reporter.send(&Event::Failed(error.clone())))
 }
 
 /// Waits for the order to resume; `None` where the owner has ended.

@@ -8,6 +8,7 @@ use super::{Event, Order};
 use crate::descriptors::Descriptors;
 use crate::error::StartError;
 use crate::guest::Listener;
+use crate::jail::Jail;
 use crate::session::Interruption;
 use crate::spec::StartSpec;
 
@@ -18,13 +19,13 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Starts a monitor: `program` is a firn, `kvm` the KVM device. From here on SIGINT, SIGTERM
+    /// Starts a monitor in a jail: `program` is a firn, `kvm` the KVM device. From here on SIGINT, SIGTERM
     /// and SIGHUP end the microVM, or the monitor that has none yet, instead of this process.
     ///
     /// # Errors
     /// [`StartError::Monitor`]; [`StartError::Session`]: signals cannot be caught.
-    pub fn spawn(program: &Path, kvm: &Path) -> Result<Self, StartError> {
-        let monitor = Monitor::spawn(program, kvm)?;
+    pub fn spawn(jail: &Jail, program: &Path, kvm: &Path) -> Result<Self, StartError> {
+        let monitor = Monitor::spawn_in(None, jail, program, kvm)?;
         let connection = monitor.connection()?;
         let interruption = Interruption::catch_or(move |signal| {
             // The monitor may have ended just now.

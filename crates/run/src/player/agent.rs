@@ -160,11 +160,10 @@ impl PlayerAgent {
 impl GuestKind for PlayerAgent {
     fn prepare(
         &mut self,
-        source: &Source,
         mapped: &mut Mapped<'_>,
         descriptors: &mut Descriptors,
     ) -> Result<(HostConfig, Option<OpenFile>), StartError> {
-        self.player.prepare(source, mapped, descriptors)
+        self.player.prepare(mapped, descriptors)
     }
 
     fn restored(&mut self, microvm: &Microvm, listener: &Arc<dyn Listener>) {

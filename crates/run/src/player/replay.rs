@@ -104,7 +104,6 @@ impl Player {
 impl GuestKind for Player {
     fn prepare(
         &mut self,
-        _source: &Source,
         mapped: &mut Mapped<'_>,
         _descriptors: &mut Descriptors,
     ) -> Result<(HostConfig, Option<OpenFile>), StartError> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use firn_snapshot::{Content, DiskInfo, ReadAt, Snapshot};
+use firn_snapshot::{Content, DiskInfo, Manifest, ReadAt, Snapshot};
 
 use crate::open_file::{OpenFile, OpenFileError};
 use crate::virtio::{OpenDiskError, ReadOnlyDisk};
@@ -95,7 +95,7 @@ impl Disks {
         snapshot: &Snapshot,
         root: Option<OpenFile>,
     ) -> Result<Option<Self>, DiskError> {
-        let Some(info) = root_info(snapshot) else { return Ok(None) };
+        let Some(info) = root_info(snapshot.manifest()) else { return Ok(None) };
         let root = root.ok_or(DiskError::NoRoot)?;
         let info = DiskInfo { path: root.path.clone(), ..info.clone() };
         info.check_file(&root.file).map_err(DiskError::OfSnapshot)?;
@@ -117,19 +117,32 @@ impl Disks {
 }
 
 /// Opens the root disk that a snapshot's manifest names, if it names one; at `moved` if the file
-/// has moved since the freeze. [`Microvm::restore`](super::Microvm::restore) checks that it is the
-/// disk of the freeze.
+/// has moved since the freeze. The caller may pass it to a process that is trusted less: a path
+/// in a manifest does not open a file whose length and first bytes the manifest does not know.
 ///
 /// # Errors
-/// The file cannot be opened.
+/// The file cannot be opened, or is not the disk of the freeze.
 pub fn open_root_disk(
-    snapshot: &Snapshot,
+    manifest: &Manifest,
     moved: Option<&Path>,
 ) -> Result<Option<OpenFile>, DiskError> {
-    let Some(info) = root_info(snapshot) else { return Ok(None) };
-    OpenFile::open(moved.unwrap_or(&info.path)).map(Some).map_err(DiskError::Root)
+    let Some(info) = root_info(manifest) else { return Ok(None) };
+    let path = moved.unwrap_or(&info.path);
+    let info = DiskInfo { path: path.to_owned(), ..info.clone() };
+    // Opening a device can have effects.
+    if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        let DiskInfo { id, path, .. } = info;
+        return Err(DiskError::OfSnapshot(firn_snapshot::DiskError::NotAFile { id, path }));
+    }
+    let root = OpenFile::open(path).map_err(DiskError::Root)?;
+    info.check_file(&root.file).map_err(DiskError::OfSnapshot)?;
+    Ok(Some(root))
 }
 
-fn root_info(snapshot: &Snapshot) -> Option<&DiskInfo> {
-    snapshot.manifest().description.disks.iter().find(|disk| disk.id == ROOT)
+fn root_info(manifest: &Manifest) -> Option<&DiskInfo> {
+    manifest.description.disks.iter().find(|disk| disk.id == ROOT)
 }
+
+#[cfg(test)]
+#[path = "disks_tests.rs"]
+mod tests;

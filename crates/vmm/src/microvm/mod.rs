@@ -116,7 +116,7 @@ pub enum WrittenError {
 /// };
 /// let kvm = OpenKvm::open(KVM_DEVICE.as_ref())?;
 /// let frozen = FrozenMachine::open_on(&snapshot, kvm)?;
-/// let root = open_root_disk(&snapshot, None)?;
+/// let root = open_root_disk(snapshot.manifest(), None)?;
 /// let (mut microvm, _report) = Microvm::restore(frozen, memory, host, root)?;
 /// microvm.resume()?;
 /// let end = microvm.run()?;

@@ -115,8 +115,7 @@ impl Parts {
         vm.interrupt(&generation_irq, layout::GENERATION_GSI)?;
         let devices = match disks {
             Some(disks) => {
-                let scratch = host.scratch.as_ref();
-                VirtioSet::wire(host.vsock, scratch, disks, &vm, &mut bus, &mut events)?
+                VirtioSet::wire(host.vsock, host.scratch, disks, &vm, &mut bus, &mut events)?
             }
             None => VirtioSet::default(),
         };

@@ -2,7 +2,6 @@
 //! event loop.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use event_manager::{EventManager, SubscriberOps};
@@ -78,7 +77,7 @@ impl VirtioSet {
     /// KVM, queues to the event loop.
     pub(super) fn wire(
         vsock: Option<VsockListener>,
-        scratch: Option<&Scratch>,
+        scratch: Option<Scratch>,
         disks: Disks,
         vm: &Vm,
         bus: &mut Bus,
@@ -86,13 +85,15 @@ impl VirtioSet {
     ) -> Result<Self, WireError> {
         let mut wiring = Wiring { vm, bus, events, set: Self::default() };
         wiring.add(Block::new(Disk::ReadOnly(disks.root), ROOT))?;
-        let directory = scratch.map(|scratch| scratch.directory.as_fd());
-        let overlay = match disks.overlay {
-            OverlayBase::File(file) => OverlayDisk::new(file, directory)?,
-            OverlayBase::Extent(content) => OverlayDisk::of_extent(content, directory)?,
+        let (file, limit) = match scratch {
+            Some(Scratch { file, limit }) => (Some(file), limit),
+            None => (None, u64::MAX),
         };
-        let overlay = overlay.grown_to(disks.disk_size)?;
-        let overlay = overlay.with_limit(scratch.map_or(u64::MAX, |scratch| scratch.limit));
+        let overlay = match disks.overlay {
+            OverlayBase::File(base) => OverlayDisk::new(base, file)?,
+            OverlayBase::Extent(content) => OverlayDisk::of_extent(content, file)?,
+        };
+        let overlay = overlay.grown_to(disks.disk_size)?.with_limit(limit);
         let overlay = wiring.add(Block::new(Disk::Overlay(overlay), OVERLAY))?;
         let vsock = vsock.ok_or(WireError::NoVsock)?;
         wiring.add(Vsock::new(GUEST_CID, vsock).map_err(WireError::Vsock)?)?;

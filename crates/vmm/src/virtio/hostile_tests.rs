@@ -9,7 +9,7 @@ use firn_memory::GuestView;
 use super::testing::{Guest, HIGH, HIGH_LEN};
 use super::{
     Balloon, Block, Disk, OverlayDisk, PageDiscard, ReadOnlyDisk, Rng, VirtioDevice, Vsock,
-    VsockListener,
+    VsockBroker, VsockListener,
 };
 use crate::open_file::OpenFile;
 
@@ -189,7 +189,9 @@ proptest! {
     #[test]
     fn a_socket_device_withstands_attacks(attacks in attacks()) {
         let dir = TempDir::new().unwrap();
-        let listener = VsockListener::bind(&dir.path().join("v")).unwrap();
+        let path = dir.path().join("v");
+        let broker = VsockBroker::start(path.clone()).unwrap();
+        let listener = VsockListener::bind(&path).unwrap().with_broker(Some(broker));
         withstand(Vsock::new(3, listener).unwrap(), attacks);
     }
 }

@@ -24,6 +24,7 @@ mod testing;
 mod vsock;
 
 pub(crate) use balloon::{Balloon, PageDiscard};
+pub use block::scratch_file;
 pub(crate) use block::{Block, Disk, OpenDiskError, OverlayDisk, ReadOnlyDisk};
 pub(crate) use device::VirtioDevice;
 pub(crate) use error::RestoreDeviceError;
@@ -33,4 +34,4 @@ pub(crate) use rng::Rng;
 pub(crate) use state::{BalloonState, BlockState, VsockState};
 pub(crate) use state::{DeviceState, QueueRegisters, TransportState};
 pub(crate) use vsock::Vsock;
-pub use vsock::{BindVsockError, VsockListener};
+pub use vsock::{BindVsockError, VsockBroker, VsockConnector, VsockListener};

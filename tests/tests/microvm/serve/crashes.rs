@@ -20,7 +20,7 @@ fn kills_affect_only_their_own_requests() {
     until(&daemon, |_| world.leftovers().iter().any(|found| found.ends_with("/control.sock")));
     assert_eq!(daemon.status()["versions"][0]["publishing"], 1);
     daemon.kill();
-    world.assert_nothing_left();
+    world.assert_swept();
     // The memory suffices for one microVM in the worst case (208 MiB and its image), and for two by
     // the measured use of the first. Disks count too where the temporary folder is in memory.
     let daemon = Daemon::start(&world, &["--memory", "400M", "--disk", "64M"]);
@@ -103,7 +103,7 @@ fn kills_affect_only_their_own_requests() {
     std::thread::sleep(Duration::from_millis(500));
     daemon.kill();
     drop(lost);
-    world.assert_nothing_left();
+    world.assert_swept();
     let daemon = Daemon::start(&world, &["--keep-alive", "1"]);
     let thawed = daemon.invoke("sleeper:1", &json!({ "again": 1 }));
     assert_eq!((thawed.status, &thawed.body["again"]), (200, &json!(1)), "{thawed:?}");

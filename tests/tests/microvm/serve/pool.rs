@@ -30,7 +30,7 @@ fn functions_are_published_into_a_pool_and_thawed_from_it() {
     // A killed daemon finds the function again. Deleting the function removes its snapshot from the
     // pool.
     daemon.kill();
-    world.assert_nothing_left();
+    world.assert_swept();
     let daemon = Daemon::start(
         &world,
         &["--pool", &medium, "--log", "json", "--monitors", "1", "--queue", "1"],

@@ -94,7 +94,7 @@ fn thaw(snapshot: &Snapshot, dir: &Path) -> Microvm {
     let host = host(dir);
     let frozen =
         FrozenMachine::open_on(snapshot, OpenKvm::open(KVM_DEVICE.as_ref()).unwrap()).unwrap();
-    let root = open_root_disk(snapshot, None).unwrap();
+    let root = open_root_disk(snapshot.manifest(), None).unwrap();
     Microvm::restore(frozen, executed.memory, host, root).unwrap().0
 }
 

@@ -3,12 +3,12 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, fallocate, memfd_create, openat};
+use rustix::fs::{CWD, FallocateFlags, MemfdFlags, Mode, OFlags, fallocate, memfd_create, openat};
 use rustix::io::Errno;
 use thiserror::Error;
 use vm_memory::VolatileSlice;
@@ -52,8 +52,8 @@ pub enum OpenDiskError {
         /// Its size.
         size: u64,
     },
-    /// The file for the guest's writes cannot be created.
-    #[error("cannot create the temporary file that takes the guest's disk writes")]
+    /// The file for the guest's writes cannot be used.
+    #[error("cannot use the temporary file that takes the guest's disk writes")]
     Upper(#[source] io::Error),
 }
 
@@ -234,16 +234,12 @@ impl Clusters {
 }
 
 impl OverlayDisk {
-    /// A writable disk with the content of `base`. Writes of the guest go to an unlinked file in
-    /// the open directory `scratch`, or to memory where there is no directory or its file system
-    /// has no unlinked files.
+    /// A writable disk with the content of `base`. Writes of the guest go to the empty file
+    /// `scratch`, or to memory where there is none.
     ///
     /// # Errors
     /// See [`OpenDiskError`].
-    pub(crate) fn new(
-        base: ReadOnlyDisk,
-        scratch: Option<BorrowedFd<'_>>,
-    ) -> Result<Self, OpenDiskError> {
+    pub(crate) fn new(base: ReadOnlyDisk, scratch: Option<File>) -> Result<Self, OpenDiskError> {
         Self::over(Base::File(base.file), base.size, scratch).map_err(OpenDiskError::Upper)
     }
 
@@ -254,14 +250,14 @@ impl OverlayDisk {
     /// See [`OpenDiskError`].
     pub(crate) fn of_extent(
         content: Arc<dyn ReadAt>,
-        scratch: Option<BorrowedFd<'_>>,
+        scratch: Option<File>,
     ) -> Result<Self, OpenDiskError> {
         let size = content.size().map_err(OpenDiskError::Upper)?;
         Self::over(Base::Extent(content), size, scratch).map_err(OpenDiskError::Upper)
     }
 
-    fn over(base: Base, size: u64, scratch: Option<BorrowedFd<'_>>) -> io::Result<Self> {
-        let upper = unlinked_file(scratch)?;
+    fn over(base: Base, size: u64, scratch: Option<File>) -> io::Result<Self> {
+        let upper = scratch.map_or_else(memory_file, Ok)?;
         upper.set_len(size)?;
         let (changed, stored) = (Clusters::none(size)?, Clusters::none(size)?);
         Ok(Self { base, size, upper, changed, stored, limit: u64::MAX })
@@ -422,18 +418,23 @@ fn place(cluster: u64) -> (usize, u64) {
     (usize::try_from(cluster / 64).unwrap_or(usize::MAX), cluster % 64)
 }
 
-/// An unlinked file in the open directory `scratch`, on a file system that supports holes; in
-/// memory otherwise.
-fn unlinked_file(scratch: Option<BorrowedFd<'_>>) -> Result<File, Errno> {
-    let memory_file = || memfd_create("firn-overlay", MemfdFlags::CLOEXEC).map(File::from);
-    let Some(scratch) = scratch else { return memory_file() };
+/// A file for a guest's disk writes: unlinked, in a directory on a file system that supports such
+/// files and holes; in memory otherwise. The process that starts a monitor makes it.
+///
+/// # Errors
+/// The file cannot be created.
+pub fn scratch_file(directory: &Path) -> io::Result<File> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let opened = openat(scratch, ".", flags, Mode::RUSR | Mode::WUSR);
+    let opened = openat(CWD, directory, flags, Mode::RUSR | Mode::WUSR);
     match opened.and_then(|file| punch_hole(&file, 0, CLUSTER).map(|()| file)) {
         // The file system or the kernel supports no unlinked files or no holes.
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => memory_file(),
-        opened => opened.map(File::from),
+        opened => Ok(opened?.into()),
     }
+}
+
+fn memory_file() -> io::Result<File> {
+    Ok(memfd_create("firn-overlay", MemfdFlags::CLOEXEC)?.into())
 }
 
 fn punch_hole(file: impl AsFd, offset: u64, len: u64) -> Result<(), Errno> {

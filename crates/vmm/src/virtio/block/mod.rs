@@ -14,6 +14,7 @@ use super::device::{DeviceContext, VirtioDevice};
 use super::error::{DeviceError, RestoreDeviceError};
 use super::state::{BlockState, DeviceState};
 
+pub use disk::scratch_file;
 pub(crate) use disk::{Disk, OpenDiskError, OverlayDisk, ReadOnlyDisk};
 pub(crate) use request::DiskCounters;
 

@@ -1,7 +1,6 @@
 use std::fs;
 use std::fs::File;
 use std::io::Write as _;
-use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -43,9 +42,9 @@ fn open(path: &Path) -> Result<ReadOnlyDisk, OpenDiskError> {
     ReadOnlyDisk::new(OpenFile::open(path).unwrap())
 }
 
-/// The open directory for the guest's writes.
+/// The file for the guest's writes.
 fn scratch(dir: &TempDir) -> File {
-    File::open(dir.path()).unwrap()
+    scratch_file(dir.path()).unwrap()
 }
 
 fn read_only(dir: &TempDir) -> Block {
@@ -55,7 +54,7 @@ fn read_only(dir: &TempDir) -> Block {
 
 fn overlay(dir: &TempDir, content: &[u8]) -> OverlayDisk {
     let base = open(&image(dir, content)).unwrap();
-    OverlayDisk::new(base, Some(scratch(dir).as_fd())).unwrap()
+    OverlayDisk::new(base, Some(scratch(dir))).unwrap()
 }
 
 fn writable(dir: &TempDir) -> Block {
@@ -357,8 +356,8 @@ fn invalid_disks_are_refused() {
         assert!(error.to_string().contains(&format!("{size} bytes")), "{error}");
     }
     let base = open(&image(&dir, &content())).unwrap();
-    let no_directory = tempfile::tempfile().unwrap();
-    let error = OverlayDisk::new(base, Some(no_directory.as_fd())).unwrap_err();
+    let read_only = File::open(image(&dir, &content())).unwrap();
+    let error = OverlayDisk::new(base, Some(read_only)).unwrap_err();
     assert!(matches!(error, OpenDiskError::Upper(_)), "{error:?}");
 }
 
@@ -366,7 +365,7 @@ fn invalid_disks_are_refused() {
 fn writes_beyond_the_limit_are_errors() {
     let dir = TempDir::new().unwrap();
     let base = open(&image(&dir, &vec![7; 64 << 10])).unwrap();
-    let disk = OverlayDisk::new(base, Some(scratch(&dir).as_fd())).unwrap();
+    let disk = OverlayDisk::new(base, Some(scratch(&dir))).unwrap();
     let mut guest = Guest::started(Block::new(Disk::Overlay(disk.with_limit(3 * 4096)), ""));
     // A part of a cluster takes all of it.
     assert_eq!(send(&mut guest, OUT, 1, &[1; 512]), OK);
@@ -387,7 +386,19 @@ fn writes_beyond_the_limit_are_errors() {
 }
 
 #[test]
-fn without_a_scratch_directory_writes_go_to_memory() {
+fn scratch_files_have_no_name() {
+    let dir = TempDir::new().unwrap();
+    let file = scratch_file(dir.path()).unwrap();
+    assert_eq!((file.metadata().unwrap().nlink(), file.metadata().unwrap().len()), (0, 0));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    // sysfs has no files without a name.
+    scratch_file(Path::new("/sys")).unwrap().set_len(4096).unwrap();
+    let error = scratch_file(&dir.path().join("missing")).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
+}
+
+#[test]
+fn without_a_scratch_file_writes_go_to_memory() {
     let dir = TempDir::new().unwrap();
     let base = open(&image(&dir, &content())).unwrap();
     let disk = OverlayDisk::new(base, None).unwrap();
@@ -406,7 +417,7 @@ fn holes_of_the_base_are_holes_of_the_disk() {
     file.set_len(1 << 30).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &[1; 4096], 512 << 20).unwrap();
     file.flush().unwrap();
-    let disk = OverlayDisk::new(open(&path).unwrap(), Some(scratch(&dir).as_fd())).unwrap();
+    let disk = OverlayDisk::new(open(&path).unwrap(), Some(scratch(&dir))).unwrap();
     let mut source = disk.content();
     let data = source.next_data(0).unwrap().unwrap();
     assert!(data.start <= 512 << 20 && data.end >= (512 << 20) + 4096);
@@ -419,7 +430,7 @@ fn content_in_an_extent_is_read_and_overlaid() {
     let dir = TempDir::new().unwrap();
     let bytes: Vec<u8> = (0..200_192_u32).map(|at| (at / 7).to_le_bytes()[0]).collect();
     let base = Arc::new(File::open(image(&dir, &bytes)).unwrap());
-    let disk = OverlayDisk::of_extent(base, Some(scratch(&dir).as_fd())).unwrap();
+    let disk = OverlayDisk::of_extent(base, Some(scratch(&dir))).unwrap();
     let mut guest = Guest::started(Block::new(Disk::Overlay(disk), "overlay"));
     // Longer than the unit of copying, and not a multiple of it.
     assert!(read(&mut guest, 1, 6144) == bytes[512..][..6144]);

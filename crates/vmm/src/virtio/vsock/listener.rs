@@ -1,15 +1,15 @@
 //! The host's side of a guest's sockets: a unix socket.
 
-use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::event::{EventfdFlags, eventfd};
 use thiserror::Error;
 
 /// Why the socket for a guest's connections cannot be created.
@@ -36,26 +36,61 @@ pub enum BindVsockError {
 
 /// A unix socket through which programs on the host reach the guest's sockets, as in Firecracker. A
 /// program connects to it, writes `CONNECT <port>\n`, reads `OK <number>\n`, and is then connected
-/// to that port of the guest. A connection of the guest to port P of the host leads to the unix
-/// socket at the same path with `_P` appended.
+/// to that port of the guest. Connections of the guest to the host are made by a
+/// [`VsockBroker`](super::VsockBroker).
 #[derive(Debug)]
 pub struct VsockListener {
     listener: UnixListener,
+    connector: VsockConnector,
+    /// The device's ends of connections of `connector`.
+    inside: Receiver<OwnedFd>,
+    broker: Option<OwnedFd>,
+    /// The socket that this listener created and removes when it is dropped.
+    created: Option<Created>,
+}
+
+/// A path, and the device and inode of the socket that was created there.
+#[derive(Debug)]
+struct Created {
     path: PathBuf,
-    /// Device and inode of the socket that this listener created at `path` and removes when it is
-    /// dropped.
-    created: Option<(u64, u64)>,
+    identity: (u64, u64),
+}
+
+/// Connects this process to the guest's sockets as [`VsockListener`] connects other programs, with
+/// the same first lines, but without the path of the unix socket.
+#[derive(Clone, Debug)]
+pub struct VsockConnector {
+    streams: Sender<OwnedFd>,
+    /// An eventfd that is written after a stream was sent.
+    wake: Arc<OwnedFd>,
+}
+
+impl VsockConnector {
+    /// A new connection to the device.
+    ///
+    /// # Errors
+    /// No pair of sockets can be made; [`io::ErrorKind::ConnectionRefused`]: the microVM has ended.
+    pub fn connect(&self) -> io::Result<UnixStream> {
+        let (ours, device) = UnixStream::pair()?;
+        device.set_nonblocking(true)?;
+        let sent = self.streams.send(device.into());
+        sent.map_err(|_| io::Error::from(io::ErrorKind::ConnectionRefused))?;
+        rustix::io::write(&self.wake, &1_u64.to_ne_bytes())?;
+        Ok(ours)
+    }
 }
 
 impl VsockListener {
-    /// Uses a socket that is already bound. `path` is the prefix of the sockets that connections of
-    /// the guest lead to. Dropping the listener removes nothing.
+    /// Uses a socket that is already bound. Dropping the listener removes nothing.
     ///
     /// # Errors
-    /// The socket cannot be made non-blocking.
-    pub fn new(listener: UnixListener, path: PathBuf) -> io::Result<Self> {
+    /// The socket cannot be made non-blocking; no eventfd can be created.
+    pub fn new(listener: UnixListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        Ok(Self { listener, path, created: None })
+        let (streams, inside) = channel();
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let connector = VsockConnector { streams, wake };
+        Ok(Self { listener, connector, inside, broker: None, created: None })
     }
 
     /// Binds `path`, which must not exist. Dropping the listener removes it.
@@ -68,14 +103,40 @@ impl VsockListener {
             _ => BindVsockError::Bind { path: path.to_owned(), source },
         };
         let listener = UnixListener::bind(path).map_err(failed)?;
-        let created = Some(identity(path).map_err(failed)?);
-        let bound = Self { listener, path: path.to_owned(), created };
-        bound.listener.set_nonblocking(true).map_err(failed)?;
+        let mut bound = Self::new(listener).map_err(failed)?;
+        let identity = identity(path).map_err(failed)?;
+        bound.created = Some(Created { path: path.to_owned(), identity });
         Ok(bound)
+    }
+
+    /// Has connections of the guest to the host made by the broker at the other end of `broker`.
+    /// Without one they are refused.
+    #[must_use]
+    pub fn with_broker(mut self, broker: Option<OwnedFd>) -> Self {
+        self.broker = broker;
+        self
+    }
+
+    pub(super) fn take_broker(&mut self) -> Option<OwnedFd> {
+        self.broker.take()
+    }
+
+    /// A way for this process to connect.
+    #[must_use]
+    pub fn connector(&self) -> VsockConnector {
+        self.connector.clone()
+    }
+
+    /// Each becomes readable with a new connection.
+    pub(super) fn event_sources(&self) -> [BorrowedFd<'_>; 2] {
+        [self.listener.as_fd(), self.connector.wake.as_fd()]
     }
 
     /// The next program that connects; `Ok(None)` if there is none.
     pub(super) fn accept(&self) -> io::Result<Option<OwnedFd>> {
+        if let Ok(stream) = self.inside.try_recv() {
+            return Ok(Some(stream));
+        }
         loop {
             match self.listener.accept() {
                 Ok((stream, _)) => {
@@ -90,31 +151,15 @@ impl VsockListener {
             }
         }
     }
-
-    /// Connects to the program on the host that serves `port` for the guest. It never blocks: a
-    /// program that does not accept is treated as absent.
-    pub(super) fn connect_out(&self, port: u32) -> Result<OwnedFd, Errno> {
-        let mut path = OsString::from(&self.path);
-        path.push(format!("_{port}"));
-        let address = SocketAddrUnix::new(path)?;
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        connect(&stream, &address)?;
-        Ok(stream)
-    }
-}
-
-impl AsFd for VsockListener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.listener.as_fd()
-    }
 }
 
 impl Drop for VsockListener {
     fn drop(&mut self) {
-        if self.created.is_some() && identity(&self.path).ok() == self.created {
+        if let Some(Created { path, identity: created }) = &self.created
+            && identity(path).is_ok_and(|found| found == *created)
+        {
             // A failure has no consequence here: a later bind reports a path that still exists.
-            let _ = fs::remove_file(&self.path);
+            let _ = fs::remove_file(path);
         }
     }
 }

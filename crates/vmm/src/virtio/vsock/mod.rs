@@ -1,6 +1,7 @@
 //! Socket device (virtio 1.2, 5.10): streams between programs on the host and programs in the
 //! guest.
 
+mod broker;
 mod connection;
 mod listener;
 mod muxer;
@@ -19,7 +20,8 @@ use super::state::{DeviceState, VsockState};
 use muxer::Muxer;
 use packet::{HEADER_LEN, Header};
 
-pub use listener::{BindVsockError, VsockListener};
+pub use broker::VsockBroker;
+pub use listener::{BindVsockError, VsockConnector, VsockListener};
 
 /// Packets to the guest, packets from the guest, events to the guest.
 const QUEUE_SIZES: [u16; 3] = [256, 256, 64];
@@ -68,10 +70,22 @@ impl Vsock {
         Ok(Self { guest_cid, muxer, transport_reset: TransportReset::Done })
     }
 
+    /// A way for this process to connect.
+    #[cfg(test)]
+    pub(crate) fn connector(&self) -> VsockConnector {
+        self.muxer.connector()
+    }
+
     /// The number of connections, including those that the guest has not answered.
     #[cfg(test)]
     pub(crate) fn connections(&self) -> usize {
         self.muxer.connections()
+    }
+
+    /// The number of requests that wait for the broker.
+    #[cfg(test)]
+    pub(crate) fn requests(&self) -> usize {
+        self.muxer.requests()
     }
 
     /// The number of connections that may have a packet for the guest.

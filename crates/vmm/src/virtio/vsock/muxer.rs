@@ -11,7 +11,10 @@ use rustix::net::{RecvFlags, recv};
 use rustix::time::Timespec;
 
 use super::super::chain::ChainFault;
+use super::broker::{Request, Requests};
 use super::connection::{BUFFER, Connection, Outgoing, Ports};
+#[cfg(test)]
+use super::listener::VsockConnector;
 use super::listener::VsockListener;
 use super::packet::{HOST_CID, Header, Op, TYPE_STREAM};
 
@@ -27,6 +30,8 @@ const LAST_PORT: u32 = (1 << 31) - 1;
 /// `VMADDR_PORT_ANY`, which no connection has. As the host's port it marks the listener, and
 /// programs that have not named a port of the guest yet.
 const ANY_PORT: u32 = u32::MAX;
+/// With [`ANY_PORT`] of the host, the guest's port that marks the broker.
+const BROKER: u32 = ANY_PORT - 1;
 /// Bytes for a program's first line, of which the longest is `CONNECT 4294967295\n`.
 const LINE_CAPACITY: usize = 32;
 
@@ -46,6 +51,8 @@ pub(super) struct Muxer {
     /// Connections that may have a packet for the guest, each once, in the order of service. A
     /// connection that is removed leaves it, so it is not longer than `connections`.
     ready: VecDeque<Ports>,
+    /// Requests of the guest that have no connection yet.
+    requests: Requests,
     /// Packets without a connection, by the context id that they were sent to.
     resets: VecDeque<(u64, Ports)>,
     /// Whether requests for new connections are held back.
@@ -54,10 +61,15 @@ pub(super) struct Muxer {
 }
 
 impl Muxer {
-    pub(super) fn new(guest_cid: u64, listener: VsockListener) -> io::Result<Self> {
+    pub(super) fn new(guest_cid: u64, mut listener: VsockListener) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        let token = token(Ports { host: ANY_PORT, guest: ANY_PORT });
-        epoll::add(&epoll, &listener, token, EventFlags::IN | EventFlags::ET)?;
+        let add = |source: BorrowedFd<'_>, guest| {
+            let token = token(Ports { host: ANY_PORT, guest });
+            epoll::add(&epoll, source, token, EventFlags::IN | EventFlags::ET)
+        };
+        listener.event_sources().into_iter().try_for_each(|source| add(source, ANY_PORT))?;
+        let requests = Requests::new(listener.take_broker());
+        requests.event_source().map_or(Ok(()), |source| add(source, BROKER))?;
         Ok(Self {
             guest_cid,
             listener,
@@ -68,6 +80,7 @@ impl Muxer {
             connections: HashMap::new(),
             next_port: FIRST_PORT,
             ready: VecDeque::new(),
+            requests,
             resets: VecDeque::new(),
             hold: false,
             data: Vec::new(),
@@ -80,8 +93,18 @@ impl Muxer {
     }
 
     #[cfg(test)]
+    pub(super) fn connector(&self) -> VsockConnector {
+        self.listener.connector()
+    }
+
+    #[cfg(test)]
     pub(super) fn connections(&self) -> usize {
         self.connections.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn requests(&self) -> usize {
+        self.requests.len()
     }
 
     #[cfg(test)]
@@ -110,6 +133,7 @@ impl Muxer {
     /// yet.
     pub(super) fn reset(&mut self) {
         self.connections.retain(|_, connection| connection.is_unknown_to_guest());
+        self.requests.forget_all();
         self.resets.clear();
         let connections = &self.connections;
         self.ready.retain(|ports| connections.contains_key(ports));
@@ -129,6 +153,8 @@ impl Muxer {
                     connection.on_event(flags);
                     self.update(ports);
                 }
+            } else if ports.guest == BROKER {
+                self.take_answers();
             } else if ports.guest != ANY_PORT {
                 let ended = flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
                 self.read_port(ports.guest, ended);
@@ -157,7 +183,7 @@ impl Muxer {
     }
 
     fn is_full(&self) -> bool {
-        self.connections.len() + self.pending.len() >= MAX_CONNECTIONS
+        self.connections.len() + self.pending.len() + self.requests.len() >= MAX_CONNECTIONS
     }
 
     /// Adds a program that connected. Above the limit its socket is closed.
@@ -166,7 +192,7 @@ impl Muxer {
             return;
         }
         let number = self.next_pending;
-        self.next_pending = (number + 1) % ANY_PORT;
+        self.next_pending = (number + 1) % BROKER;
         let token = token(Ports { host: ANY_PORT, guest: number });
         let interest = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
         if epoll::add(&self.epoll, &stream, token, interest).is_ok() {
@@ -214,7 +240,7 @@ impl Muxer {
         for _ in 0..=MAX_CONNECTIONS {
             let ports = Ports { host: self.next_port, guest };
             self.next_port = if ports.host >= LAST_PORT { FIRST_PORT } else { ports.host + 1 };
-            if !self.connections.contains_key(&ports) {
+            if !self.connections.contains_key(&ports) && !self.requests.contains(ports) {
                 return Some(ports);
             }
         }
@@ -238,8 +264,15 @@ impl Muxer {
                 connection.on_reset();
                 self.update(ports);
             }
+            self.requests.forget(ports);
         } else if header.dst_cid != HOST_CID || header.kind != TYPE_STREAM {
             self.refuse(header.dst_cid, ports);
+        } else if let Some(request) = self.requests.get_mut(ports) {
+            (request.buf_alloc, request.fwd_cnt) = (header.buf_alloc, header.fwd_cnt);
+            if !matches!(op, Some(Op::CreditUpdate | Op::CreditRequest)) {
+                self.requests.forget(ports);
+                self.refuse(HOST_CID, ports);
+            }
         } else if op == Some(Op::Request) {
             self.connect_out(header, ports);
         } else if let Some(connection) = self.connections.get_mut(&ports) {
@@ -272,17 +305,29 @@ impl Muxer {
             self.update(ports);
             return;
         }
-        let refused = self.is_full() || ports.host == ANY_PORT;
-        let stream = if refused { None } else { self.listener.connect_out(ports.host).ok() };
+        let Header { buf_alloc, fwd_cnt, .. } = *header;
+        let request = Request { ports, buf_alloc, fwd_cnt };
+        if self.is_full() || ports.host == ANY_PORT || !self.requests.ask(request) {
+            self.refuse(HOST_CID, ports);
+        }
+    }
+
+    /// Takes what the broker has answered.
+    fn take_answers(&mut self) {
         let interest = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
-        match stream {
-            Some(stream) if epoll::add(&self.epoll, &stream, token(ports), interest).is_ok() => {
-                let mut connection = Connection::from_guest(ports, stream);
-                connection.set_credit(header.buf_alloc, header.fwd_cnt);
-                self.connections.insert(ports, connection);
-                self.update(ports);
+        while let Some((request, stream)) = self.requests.next_answer() {
+            let Request { ports, buf_alloc, fwd_cnt } = request;
+            match stream {
+                Some(stream)
+                    if epoll::add(&self.epoll, &stream, token(ports), interest).is_ok() =>
+                {
+                    let mut connection = Connection::from_guest(ports, stream);
+                    connection.set_credit(buf_alloc, fwd_cnt);
+                    self.connections.insert(ports, connection);
+                    self.update(ports);
+                }
+                _ => self.refuse(HOST_CID, ports),
             }
-            _ => self.refuse(HOST_CID, ports),
         }
     }
 

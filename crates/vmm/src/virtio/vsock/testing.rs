@@ -1,15 +1,18 @@
 //! A scripted guest's side of the sockets.
 
 use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
 use tempfile::TempDir;
 
 use super::super::testing::Guest;
 use super::packet::{HEADER_LEN, HOST_CID, Header, Op, TYPE_STREAM};
-use super::{EVENT, RX, TX, Vsock, VsockListener};
+use super::{EVENT, RX, TX, Vsock, VsockBroker, VsockListener};
 
 pub(super) const CID: u64 = 3;
 /// The port that the scripted guest listens on.
@@ -22,6 +25,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// A guest whose driver is a test.
 pub(super) struct Peer {
     pub(super) guest: Guest<Vsock>,
+    pub(super) broker: VsockBroker,
     pub(super) dir: TempDir,
     /// The size of the guest's buffer.
     pub(super) buf_alloc: u32,
@@ -35,8 +39,12 @@ pub(super) struct Ends {
     pub(super) guest: u32,
 }
 
-pub(super) fn device(dir: &TempDir) -> Vsock {
-    Vsock::new(CID, VsockListener::bind(&dir.path().join("v")).unwrap()).unwrap()
+/// A device, and the broker of its guest.
+pub(super) fn device(dir: &TempDir) -> (Vsock, VsockBroker) {
+    let path = dir.path().join("v");
+    let (broker, end) = VsockBroker::pair(path.clone()).unwrap();
+    let listener = VsockListener::bind(&path).unwrap().with_broker(Some(end));
+    (Vsock::new(CID, listener).unwrap(), broker)
 }
 
 impl Peer {
@@ -53,19 +61,34 @@ impl Peer {
 
     pub(super) fn without_buffers() -> Self {
         let dir = TempDir::new().unwrap();
-        let guest = Guest::started(device(&dir));
-        Self { guest, dir, buf_alloc: 256 << 10, fwd_cnt: 0 }
+        let (device, broker) = device(&dir);
+        let guest = Guest::started(device);
+        Self { guest, broker, dir, buf_alloc: 256 << 10, fwd_cnt: 0 }
     }
 
     /// The guest thawed, with the same memory and a new socket.
     pub(super) fn thawed(&self) -> Self {
         let dir = TempDir::new().unwrap();
-        let guest = self.guest.restored(device(&dir), &self.guest.save());
-        Self { guest, dir, buf_alloc: self.buf_alloc, fwd_cnt: 0 }
+        let (device, broker) = device(&dir);
+        let guest = self.guest.restored(device, &self.guest.save());
+        Self { guest, broker, dir, buf_alloc: self.buf_alloc, fwd_cnt: 0 }
     }
 
     pub(super) fn path(&self) -> PathBuf {
         self.dir.path().join("v")
+    }
+
+    /// A program on the host serves `port` of the host.
+    pub(super) fn listen(&self, port: u32) -> UnixListener {
+        UnixListener::bind(self.dir.path().join(format!("v_{port}"))).unwrap()
+    }
+
+    /// The broker answers all requests, and the device handles the answers.
+    pub(super) fn answer(&mut self) {
+        while is_readable(&self.broker) {
+            self.broker.answer_next().unwrap();
+        }
+        self.guest.run();
     }
 
     /// Gives the device `count` buffers for packets.
@@ -162,6 +185,11 @@ impl Peer {
     pub(super) fn connections(&self) -> usize {
         self.guest.transport().device().connections()
     }
+}
+
+fn is_readable(socket: impl AsFd) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&now)).unwrap() > 0
 }
 
 pub(super) fn read_line(client: &mut UnixStream) -> String {

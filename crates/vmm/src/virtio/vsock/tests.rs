@@ -20,7 +20,7 @@ use super::*;
 #[test]
 fn the_guest_reads_its_address() {
     let dir = TempDir::new().unwrap();
-    assert_eq!(device(&dir).config(), CID.to_le_bytes());
+    assert_eq!(device(&dir).0.config(), CID.to_le_bytes());
 }
 
 #[test]
@@ -53,6 +53,33 @@ fn bytes_after_the_first_line_are_for_the_guest() {
     peer.send(ends, Op::Response, 0, &[]);
     assert_eq!(peer.expect(ends, Op::Data, 0), b"first words\nand more");
     assert_eq!(read_line(&mut client), format!("OK {}\n", ends.host));
+}
+
+#[test]
+fn this_process_connects_without_a_path() {
+    let mut peer = Peer::new();
+    let connector = peer.guest.transport().device().connector();
+    fs::remove_file(peer.path()).unwrap();
+    let mut clients = Vec::new();
+    for _ in 0..2 {
+        let mut client = connector.connect().unwrap();
+        // The event of a connection that is accepted, and of each later one, wakes the device.
+        peer.guest.run();
+        client.write_all(b"CONNECT 1024\n").unwrap();
+        peer.guest.run();
+        let ends = peer.expect_request();
+        peer.send(ends, Op::Response, 0, &[]);
+        assert_eq!(read_line(&mut client), format!("OK {}\n", ends.host));
+        client.write_all(b"question").unwrap();
+        peer.guest.run();
+        assert_eq!(peer.expect(ends, Op::Data, 0), b"question");
+        clients.push(client);
+    }
+    clients.push(connector.connect().unwrap());
+    drop(peer);
+    clients.iter_mut().for_each(expect_end);
+    let error = connector.connect().unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
 }
 
 #[test]
@@ -413,7 +440,8 @@ fn packets_are_queued_until_the_guest_has_buffers() {
 #[test]
 fn a_program_that_connects_before_the_driver_starts_waits() {
     let dir = TempDir::new().unwrap();
-    let mut guest = Guest::new(device(&dir));
+    let (device, broker) = device(&dir);
+    let mut guest = Guest::new(device);
     let mut client = UnixStream::connect(dir.path().join("v")).unwrap();
     client.write_all(b"CONNECT 1024\n").unwrap();
     guest.run();
@@ -421,7 +449,7 @@ fn a_program_that_connects_before_the_driver_starts_waits() {
     guest.negotiate(0);
     guest.set_up_queues();
     guest.set(STATUS, 15);
-    let mut peer = Peer { guest, dir, buf_alloc: 1000, fwd_cnt: 0 };
+    let mut peer = Peer { guest, broker, dir, buf_alloc: 1000, fwd_cnt: 0 };
     peer.fill(2);
     let ends = peer.expect_request();
     peer.send(ends, Op::Response, 0, &[]);
@@ -434,9 +462,11 @@ fn a_program_that_connects_before_the_driver_starts_waits() {
 #[test]
 fn a_guest_connects_to_a_program_on_the_host() {
     let mut peer = Peer::new();
-    let listener = UnixListener::bind(peer.dir.path().join("v_52")).unwrap();
+    let listener = peer.listen(52);
     let ends = Ends { host: 52, guest: 5000 };
     peer.send(ends, Op::Request, 0, &[]);
+    peer.expect_nothing();
+    peer.answer();
     peer.expect(ends, Op::Response, 0);
     let (mut program, _) = listener.accept().unwrap();
     peer.send(ends, Op::Data, 0, b"to the host");
@@ -459,6 +489,7 @@ fn a_guest_that_connects_to_no_listener_is_refused() {
     for host in [52, 53, u32::MAX] {
         let ends = Ends { host, guest: 5000 };
         peer.send(ends, Op::Request, 0, &[]);
+        peer.answer();
         peer.expect(ends, Op::Reset, 0);
     }
     assert_eq!(peer.connections(), 0);
@@ -604,7 +635,7 @@ fn the_number_of_connections_is_limited() {
     setrlimit(Resource::Nofile, limit).unwrap();
 
     let mut peer = Peer::new();
-    let _listener = UnixListener::bind(peer.dir.path().join("v_9")).unwrap();
+    let _listener = peer.listen(9);
     let mut clients = Vec::new();
     while clients.len() < MAX_CONNECTIONS {
         if clients.len() % 2 == 0 {
@@ -642,13 +673,14 @@ fn the_number_of_connections_is_limited() {
 #[test]
 fn the_queue_of_ready_connections_is_limited() {
     let mut peer = Peer::without_buffers();
-    let _listener = UnixListener::bind(peer.dir.path().join("v_52")).unwrap();
+    let _listener = peer.listen(52);
     // The guest requests a connection, which owes it a response, and drops it.
     let ends = Ends { host: 52, guest: 5000 };
-    let _first = UnixListener::bind(peer.dir.path().join("v_53")).unwrap();
+    let _first = peer.listen(53);
     peer.send(Ends { host: 53, guest: 5000 }, Op::Request, 0, &[]);
     for _ in 0..50 {
         peer.send(ends, Op::Request, 0, &[]);
+        peer.answer();
         peer.send(ends, Op::Reset, 0, &[]);
     }
     assert_eq!(peer.connections(), 1);
@@ -737,13 +769,14 @@ fn a_thawed_guest_without_event_buffers_gets_the_event_later() {
 #[test]
 fn a_guest_that_had_not_started_gets_no_event() {
     let dir = TempDir::new().unwrap();
-    let guest = Guest::new(device(&dir));
+    let guest = Guest::new(device(&dir).0);
     let other = TempDir::new().unwrap();
-    let mut thawed = guest.restored(device(&other), &guest.save());
+    let (device, broker) = device(&other);
+    let mut thawed = guest.restored(device, &guest.save());
     thawed.negotiate(0);
     thawed.set_up_queues();
     thawed.set(STATUS, 15);
-    let mut peer = Peer { guest: thawed, dir: other, buf_alloc: 100, fwd_cnt: 0 };
+    let mut peer = Peer { guest: thawed, broker, dir: other, buf_alloc: 100, fwd_cnt: 0 };
     peer.fill(2);
     peer.guest.add(EVENT, &[], &[4]);
     peer.guest.kick(EVENT);
@@ -778,8 +811,7 @@ fn a_socket_that_the_caller_bound_is_used_and_not_removed() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("v");
     let bound = UnixListener::bind(&path).unwrap();
-    let mut guest =
-        Guest::started(Vsock::new(CID, VsockListener::new(bound, path.clone()).unwrap()).unwrap());
+    let mut guest = Guest::started(Vsock::new(CID, VsockListener::new(bound).unwrap()).unwrap());
     let mut client = UnixStream::connect(&path).unwrap();
     client.write_all(b"CONNECT 1024\n").unwrap();
     guest.run();
@@ -797,6 +829,7 @@ enum Step {
     Drop(usize),
     Packet { host: u32, guest: u32, op: u16, flags: u32, data: usize, credit: (u32, u32) },
     Receive,
+    Answer,
     Thaw,
 }
 
@@ -826,6 +859,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => client().prop_map(Step::Drop),
         6 => packet,
         3 => Just(Step::Receive),
+        2 => Just(Step::Answer),
         1 => Just(Step::Thaw),
     ]
 }
@@ -837,6 +871,7 @@ proptest! {
     #[test]
     fn any_sequence_of_actions_ends(steps in prop::collection::vec(step(), 1..60)) {
         let mut peer = Peer::new();
+        let mut _program = peer.listen(52);
         let mut clients: Vec<Option<UnixStream>> = vec![None, None, None, None];
         for step in steps {
             match step {
@@ -867,8 +902,10 @@ proptest! {
                 Step::Receive => {
                     peer.receive();
                 }
+                Step::Answer => peer.answer(),
                 Step::Thaw => {
                     peer = peer.thawed();
+                    _program = peer.listen(52);
                     while peer.guest.used(TX).is_some() {}
                 }
             }
@@ -878,7 +915,8 @@ proptest! {
         clients.clear();
         peer.guest.run();
         peer.guest.set(STATUS, 0);
-        peer.guest.run();
+        peer.answer();
         prop_assert_eq!(peer.connections(), 0);
+        prop_assert_eq!(peer.guest.transport().device().requests(), 0);
     }
 }
