@@ -86,6 +86,7 @@ impl World {
                 standby: 0,
                 ready: 0,
                 pool: None,
+                snapshot_keys: None,
                 planners: vec!["firecracker".into()],
                 memory: 1 << 40,
                 monitors: 9,

@@ -10,6 +10,7 @@ mod host_args;
 mod log;
 mod output;
 mod pool_at;
+mod signature_args;
 mod snapshot_args;
 mod supervisor;
 
@@ -122,7 +123,7 @@ fn main() -> ExitCode {
         Command::Aws(arguments) => Err(aws::aws(&arguments).into()),
         Command::Tier(command) => tier::run(&command),
         Command::Top(arguments) => top::run(&arguments).map_err(Into::into),
-        Command::Verify(arguments) => verify::run(&arguments).map_err(Into::into),
+        Command::Verify(arguments) => verify::run(&arguments),
         Command::Image(command) => image::run(&command).map_err(Into::into),
         Command::Doctor(arguments) => Ok(doctor::run(&arguments)),
         Command::Bench(command) => bench::run(&command),

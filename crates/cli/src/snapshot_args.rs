@@ -2,14 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 
 use firn_run::{Descriptors, OpenedFile, PoolManager, Source, SourceSpec, set_pooled_profile};
-use firn_snapshot::{Destination, Profile, Verify};
+use firn_snapshot::{Destination, Profile, Signer, Verifier, Verify, sign};
 
 use crate::output;
 use crate::pool_at;
+use crate::signature_args::{SignerArgs, VerifierArgs};
 
 /// A snapshot.
 #[derive(Debug, Clone, Args)]
@@ -25,6 +26,8 @@ pub(crate) struct SnapshotArgs {
     /// planner maps unchecked]
     #[arg(long)]
     verify: Option<VerifyArg>,
+    #[command(flatten)]
+    signed: VerifierArgs,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -50,6 +53,24 @@ impl SnapshotArgs {
         if self.pool.is_some() { "firn" } else { "firecracker" }
     }
 
+    /// What has to confirm the snapshot.
+    fn verifier(&self) -> anyhow::Result<Option<Verifier>> {
+        let verifier = self.signed.verifier()?;
+        if verifier.is_some() && self.pool.is_some() {
+            bail!("--verify-key needs a snapshot in a directory: those in a pool are not signed");
+        }
+        Ok(verifier)
+    }
+
+    /// What signs the snapshot once it is changed.
+    pub(crate) fn signer(&self, signing: &SignerArgs) -> anyhow::Result<Option<Signer>> {
+        let signer = signing.signer(self.signed.tenant())?;
+        if signer.is_some() && self.pool.is_some() {
+            bail!("--signing-key needs a snapshot in a directory: those in a pool are not signed");
+        }
+        Ok(signer)
+    }
+
     fn when(&self) -> VerifyArg {
         self.verify.unwrap_or(VerifyArg::Once)
     }
@@ -62,11 +83,16 @@ impl SnapshotArgs {
         descriptors: &mut Descriptors,
     ) -> anyhow::Result<(SourceSpec, Option<OpenedFile>)> {
         let moved = moved.map(|path| OpenedFile::open(path, descriptors)).transpose()?;
+        let verifier = self.verifier()?;
         let Some(pool) = &self.pool else {
             let path = &self.snapshot;
             let (source, root) = match moved {
                 Some(root) => (SourceSpec::directory(path, descriptors)?, Some(root)),
-                None => SourceSpec::directory_with_root(path, descriptors)?,
+                None => SourceSpec::directory_with_root(path, verifier.as_ref(), descriptors)?,
+            };
+            let source = match verifier {
+                Some(verifier) => source.signed(verifier),
+                None => source,
             };
             return match self.verify {
                 Some(VerifyArg::Always) => Ok((source.verified(), root)),
@@ -86,8 +112,9 @@ impl SnapshotArgs {
 
     /// Opens the snapshot to look at it; of a pool, its sealed extent.
     pub(crate) fn open(&self) -> anyhow::Result<Source> {
+        let verifier = self.verifier()?;
         let Some(pool) = &self.pool else {
-            return Ok(Source::open_directory(&self.snapshot)?);
+            return Ok(Source::open_signed(&self.snapshot, verifier.as_ref())?);
         };
         let pool = pool_at::open(pool)?;
         Ok(Source::open_sealed(pool.socket(), name(&self.snapshot)?, self.when().into())?)
@@ -96,10 +123,15 @@ impl SnapshotArgs {
 
 impl SnapshotArgs {
     /// Puts a profile into the snapshot. In a pool, that takes a second extent until the first is
-    /// not used any more.
-    pub(crate) fn set_profile(&self, profile: &Profile) -> anyhow::Result<()> {
+    /// not used any more. In a directory, the snapshot is signed again if there is a signer.
+    pub(crate) fn set_profile(
+        &self,
+        profile: &Profile,
+        signer: Option<&Signer>,
+    ) -> anyhow::Result<()> {
         let Some(pool) = &self.pool else {
-            return Ok(firn_snapshot::set_profile(&self.snapshot, profile)?);
+            firn_snapshot::set_profile(&self.snapshot, profile)?;
+            return Ok(signer.map_or(Ok(()), |signer| sign(&self.snapshot, signer))?);
         };
         let pool = pool_at::open(pool)?;
         if let Some(note) = set_pooled_profile(pool.socket(), name(&self.snapshot)?, profile)? {

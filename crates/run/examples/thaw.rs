@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         return Err("usage: thaw SNAPSHOT EVENT".into());
     };
     let mut descriptors = Descriptors::default();
-    let (source, root) = SourceSpec::directory_with_root(path.as_ref(), &mut descriptors)?;
+    let (source, root) = SourceSpec::directory_with_root(path.as_ref(), None, &mut descriptors)?;
     let thaw = ThawSpec {
         source,
         planner: "firecracker".to_owned(),

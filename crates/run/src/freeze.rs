@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use firn_base::ns_since;
-use firn_snapshot::{Destination, FreezeReport, FreezeRequest, FunctionInfo, NotFrozenError};
+use firn_snapshot::{
+    Destination, FreezeReport, FreezeRequest, FunctionInfo, NotFrozenError, Signer, freeze_signed,
+};
 use firn_vmm::{ControlClient, ControlError, Request};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -56,7 +58,8 @@ pub struct FreezeInstanceReport {
 
 /// Freezes a running microVM: this process makes the files or the extent, passes them to the
 /// monitor, and publishes the snapshot. The microVM ends with that, unless `keep` lets it run on as
-/// one that differs from the clones of its snapshot. `dense` writes zero pages too.
+/// one that differs from the clones of its snapshot. `dense` writes zero pages too. A snapshot in a
+/// directory is signed if there is a signer.
 ///
 /// # Errors
 /// See [`FreezeInstanceError`].
@@ -65,6 +68,7 @@ pub fn freeze(
     destination: Destination,
     dense: bool,
     keep: bool,
+    signer: Option<&Signer>,
 ) -> Result<FreezeInstanceReport, FreezeInstanceError> {
     let begin = Instant::now();
     let mut control = ControlClient::connect(&instance.control_socket())?;
@@ -73,7 +77,7 @@ pub fn freeze(
     let function = status.function.zip(status.handler);
     let function = function.map(|(name, handler)| FunctionInfo { name, handler });
     let request = FreezeRequest { destination, dense, function };
-    let frozen = prepare_and_freeze(agent, &mut control, request);
+    let frozen = prepare_and_freeze(agent, &mut control, request, signer);
     let total_ns = ns_since(begin);
     if keep || frozen.is_err() {
         let resumed = resume(&mut control, instance);
@@ -94,10 +98,11 @@ fn prepare_and_freeze(
     agent: AgentClient,
     control: &mut ControlClient,
     request: FreezeRequest,
+    signer: Option<&Signer>,
 ) -> Result<(Instant, FreezeReport), FreezeInstanceError> {
     agent.prepare_freeze(GUEST_LIMIT)?;
     let prepared = Instant::now();
-    Ok((prepared, firn_snapshot::freeze(control, request)?))
+    Ok((prepared, freeze_signed(control, request, signer)?))
 }
 
 /// Lets a paused microVM run on with a new identity.

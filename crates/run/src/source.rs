@@ -9,8 +9,8 @@ use firn_memory::copy_ahead::{Rule, WriteReport, learn, prepare_copies, request_
 use firn_memory::planners::{Planner, Store};
 use firn_pool::Client;
 use firn_snapshot::{
-    AttachError, Grant, PageSet, Profile, Snapshot, Verify, open_pooled, open_pooled_with,
-    open_replica_with,
+    AttachError, Grant, PageSet, Profile, Snapshot, Verifier, Verify, open_pooled,
+    open_pooled_with, open_replica_with,
 };
 use firn_vmm::Virtualization;
 
@@ -46,11 +46,15 @@ impl Source {
     ) -> Result<Self, StartError> {
         let begin = Instant::now();
         let source = match spec {
-            SourceSpec::Directory { files, path, verify } => {
+            SourceSpec::Directory { files, path, verify, verifier } => {
                 let files = files
                     .clone()
                     .try_map(|slot| Ok::<_, StartError>(descriptors.take(slot)?.into()))?;
-                let source = Self::new(Snapshot::of_files(files, path)?, None);
+                let snapshot = Snapshot::of_files(files, path, verifier.as_deref())?;
+                if *verify {
+                    snapshot.check_signed_files()?;
+                }
+                let source = Self::new(snapshot, None);
                 Self { verify: *verify, ..source }
             }
             SourceSpec::Pool { manager, name, verify } => {
@@ -68,8 +72,16 @@ impl Source {
     /// # Errors
     /// [`StartError::Open`].
     pub fn open_directory(path: &Path) -> Result<Self, StartError> {
+        Self::open_signed(path, None)
+    }
+
+    /// The same, if the verifier confirms it where there is one.
+    ///
+    /// # Errors
+    /// [`StartError::Open`].
+    pub fn open_signed(path: &Path, verifier: Option<&Verifier>) -> Result<Self, StartError> {
         let begin = Instant::now();
-        let source = Self::new(Snapshot::open(path)?, None);
+        let source = Self::new(Snapshot::open_signed(path, verifier)?, None);
         Ok(Self { opening: begin.elapsed(), ..source })
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use firn_agent::protocol::RoleCredentials;
 use firn_pool::Client;
-use firn_snapshot::{Manifest, SnapshotDirectory, SnapshotFiles, Verify, open_pooled};
+use firn_snapshot::{Manifest, SnapshotDirectory, SnapshotFiles, Verifier, Verify, open_pooled};
 use firn_vmm::{VsockBroker, open_root_disk, scratch_file};
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,7 @@ use crate::instance::{Instance, Instances, OwnedInstance};
 
 /// Version of [`StartSpec`] and of everything else that crosses between a monitor and the process
 /// that starts it.
-pub const SPEC_VERSION: u32 = 6;
+pub const SPEC_VERSION: u32 = 7;
 
 /// A request to start one microVM.
 ///
@@ -184,6 +184,8 @@ pub enum SourceSpec {
         path: PathBuf,
         /// Whether what a plan maps unchecked is verified first.
         verify: bool,
+        /// What has to confirm its signature, if it must be signed.
+        verifier: Option<Box<Verifier>>,
     },
     /// In a pool.
     Pool {
@@ -206,17 +208,19 @@ impl SourceSpec {
         Ok(Self::of_files(files, directory, descriptors))
     }
 
-    /// The same, and the root disk that the snapshot's manifest names, if it names one.
+    /// The same, and the root disk that the snapshot's manifest names, if it names one. The manifest
+    /// is not parsed before the verifier has confirmed it, if there is one.
     ///
     /// # Errors
-    /// [`StartError::Open`]: its files cannot be opened, or the manifest is damaged;
+    /// [`StartError::Open`]: its files cannot be opened, or the manifest is damaged or not signed;
     /// [`StartError::Host`]: the disk cannot be opened, or is not the one of the freeze.
     pub fn directory_with_root(
         path: &Path,
+        verifier: Option<&Verifier>,
         descriptors: &mut Descriptors,
     ) -> Result<(Self, Option<OpenedFile>), StartError> {
         let (files, directory) = SnapshotFiles::open(path)?;
-        let root = OpenedFile::root_of(&files.manifest(path)?, descriptors)?;
+        let root = OpenedFile::root_of(&files.manifest(path, verifier)?, descriptors)?;
         Ok((Self::of_files(files, directory, descriptors), root))
     }
 
@@ -229,14 +233,29 @@ impl SourceSpec {
         descriptors.keep_directory(directory);
         let slots: Result<_, Infallible> = files.try_map(|file| Ok(descriptors.add(file)));
         let Ok(files) = slots;
-        Self::Directory { files: Box::new(files), path, verify: false }
+        Self::Directory { files: Box::new(files), path, verify: false, verifier: None }
     }
 
     /// The same, with what a plan maps unchecked from its files verified before the guest runs.
     #[must_use]
     pub fn verified(self) -> Self {
         match self {
-            Self::Directory { files, path, .. } => Self::Directory { files, path, verify: true },
+            Self::Directory { files, path, verifier, .. } => {
+                Self::Directory { files, path, verify: true, verifier }
+            }
+            pool @ Self::Pool { .. } => pool,
+        }
+    }
+
+    /// The same, refused before anything of it is parsed unless the verifier confirms it. A
+    /// snapshot in a pool has no signature.
+    #[must_use]
+    pub fn signed(self, verifier: Verifier) -> Self {
+        match self {
+            Self::Directory { files, path, verify, .. } => {
+                let verifier = Some(Box::new(verifier));
+                Self::Directory { files, path, verify, verifier }
+            }
             pool @ Self::Pool { .. } => pool,
         }
     }

@@ -8,13 +8,15 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{AtFlags, unlinkat};
+use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::container::{Entry, Header};
 use crate::decode::decode_manifest;
 use crate::directory::{open_container, open_directory};
 use crate::error::{OpenError, OpenPooledError};
-use crate::files::{CONTAINER_FILE, PackedFile};
+use crate::files::{CONTAINER_FILE, PackedFile, SIGNATURE_FILE};
 use crate::freeze_error::FreezeError;
 use crate::manifest::{Manifest, ProtectedFile};
 use crate::profile::{Profile, ProfileError};
@@ -60,8 +62,8 @@ pub enum AttachError {
     Write(#[from] FreezeError),
 }
 
-/// Replaces the profile of the snapshot at `path`. Packed files of the old profile remain; their
-/// header identifies the profile that they were packed by.
+/// Replaces the profile of the snapshot at `path`, and removes its signature. Packed files of the
+/// old profile remain; their header identifies the profile that they were packed by.
 ///
 /// # Errors
 /// [`AttachError`]; the snapshot is unchanged.
@@ -113,7 +115,14 @@ fn replace_container(
     new.write(container, path, &mut |at, bytes| out.write(at, bytes))?;
     out.finish()?;
     staging.sync(&file, CONTAINER_FILE)?;
-    Ok(staging.move_into(dir, CONTAINER_FILE)?)
+    // A signature of the old file is none of the new one.
+    match unlinkat(dir, SIGNATURE_FILE, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(staging.move_into(dir, CONTAINER_FILE)?),
+        Err(errno) => {
+            let path = path.with_file_name(SIGNATURE_FILE);
+            Err(FreezeError::Io { path, action: "remove", source: errno.into() }.into())
+        }
+    }
 }
 
 /// Writes bytes at an offset.

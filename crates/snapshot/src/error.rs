@@ -81,6 +81,37 @@ pub enum OpenError {
         /// Whether fs-verity protects it, with another digest.
         protected: bool,
     },
+    /// A snapshot that must be signed is not.
+    #[error(
+        "{} is missing: the snapshot is not signed; if you trust it, sign it with firn verify \
+         --signing-key", .path.display()
+    )]
+    Unsigned {
+        /// The file with the signature.
+        path: PathBuf,
+    },
+    /// The signature is not one for the tenant with the key.
+    #[error(
+        "{} has no valid signature for the tenant {tenant:?}: it was made with another key or for \
+         another tenant, or it was changed; give the key and the tenant that the snapshot was \
+         signed with, or, if you trust it, sign it again with firn verify --signing-key",
+        .path.display()
+    )]
+    Signature {
+        /// The file with the signature.
+        path: PathBuf,
+        /// The tenant.
+        tenant: String,
+    },
+    /// A file differs from the one that was signed.
+    #[error(
+        "{} is not the file that was signed; copy the snapshot again, or, if you trust it, sign it \
+         again with firn verify --signing-key", .path.display()
+    )]
+    NotSigned {
+        /// The file.
+        path: PathBuf,
+    },
     /// A section's CRC does not match.
     #[error("{}: the {section} is damaged: its CRC does not match; copy the snapshot again, or freeze again", .path.display())]
     Damaged {

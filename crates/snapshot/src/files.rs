@@ -8,9 +8,12 @@ pub(crate) const CONTAINER_FILE: &str = "snapshot.firn";
 pub(crate) const IMAGE_FILE: &str = "memory.img";
 /// The file with the writable disk.
 pub(crate) const OVERLAY_FILE: &str = "overlay.img";
+/// The file with the signature of the others.
+pub(crate) const SIGNATURE_FILE: &str = "snapshot.sig";
 /// All files that a snapshot's directory may contain.
-pub(crate) const FILES: [&str; 6] = [
+pub(crate) const FILES: [&str; 7] = [
     CONTAINER_FILE,
+    SIGNATURE_FILE,
     IMAGE_FILE,
     OVERLAY_FILE,
     PackedFile::WorkingSet.name(),

@@ -23,7 +23,9 @@ use crate::extent::{ExtentTarget, failed};
 use crate::files::{CONTAINER_FILE, IMAGE_FILE, OVERLAY_FILE};
 use crate::freeze_error::FreezeError;
 use crate::in_pool::GrantedExtent;
+use crate::keys::Signer;
 use crate::manifest::{FunctionInfo, ProtectedFile};
+use crate::signature::write_signature;
 use crate::staging::Staging;
 use crate::transfer::{Pieces, Received, Receiver};
 
@@ -227,10 +229,23 @@ pub fn freeze<M: Freeze>(
     machine: &mut M,
     request: FreezeRequest,
 ) -> Result<FreezeReport, NotFrozenError<M::Error>> {
+    freeze_signed(machine, request, None)
+}
+
+/// The same, with a signature of the files if there is a signer. A pool's extents are not signed.
+///
+/// # Errors
+/// See [`NotFrozenError`].
+pub fn freeze_signed<M: Freeze>(
+    machine: &mut M,
+    request: FreezeRequest,
+    signer: Option<&Signer>,
+) -> Result<FreezeReport, NotFrozenError<M::Error>> {
     let FreezeRequest { destination, dense, function } = request;
     let frozen = match &destination {
         Destination::Directory(path) => {
-            into_directory(machine, path, Begin { target: Target::Files { dense }, function })
+            let begin = Begin { target: Target::Files { dense }, function };
+            into_directory(machine, path, begin, signer)
         }
         Destination::Pool { socket, name } => {
             let begin = Begin { target: Target::Extent, function };
@@ -244,6 +259,7 @@ fn into_directory<M: Freeze>(
     machine: &mut M,
     path: &Path,
     begin: Begin,
+    signer: Option<&Signer>,
 ) -> Result<FreezeReport, NotFrozen<M::Error>> {
     let staging = Staging::create(path)?;
     let image = staging.create_file(IMAGE_FILE)?;
@@ -281,6 +297,10 @@ fn into_directory<M: Freeze>(
     let begin = Instant::now();
     disk_bytes += staging.sync(&container, CONTAINER_FILE)?;
     sync += begin.elapsed();
+    if let Some(signer) = signer {
+        write_signature(&staging, staging.directory(), path, signer)
+            .map_err(|source| FreezeError::Sign { source: Box::new(source) })?;
+    }
     let begin = Instant::now();
     staging.publish()?;
     Ok(FreezeReport {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use crate::attach::AttachError;
 use crate::section::Section;
 
 /// Why writing a snapshot failed. The destination is unchanged.
@@ -146,6 +147,18 @@ pub enum FreezeError {
     Report {
         /// The contradiction.
         reason: &'static str,
+    },
+    /// The signature cannot be made.
+    #[error("cannot sign the snapshot")]
+    Sign {
+        /// Why it failed.
+        source: Box<AttachError>,
+    },
+    /// A snapshot cannot be signed.
+    #[error("{} cannot be signed: its length is not that of a snapshot with this memory.img", .path.display())]
+    Unsignable {
+        /// Its `snapshot.firn`.
+        path: PathBuf,
     },
     /// A descriptor cannot be duplicated.
     #[error("cannot duplicate a descriptor for the monitor")]

@@ -5,7 +5,7 @@
 //! - `memory.img`: the image, guest memory with its regions one after the other; zero pages are
 //!   holes.
 //! - `overlay.img`: the writable disk, if the microVM had one.
-//!
+//! - `snapshot.sig`: the signature of the others, if the snapshot is signed.
 //! - `working-set.img`, `loading-set.img`: files packed from the image by the profile, if any.
 //!
 //! [`freeze()`] makes the files or the extent, has a machine write them ([`Writer`]), and publishes
@@ -33,6 +33,7 @@ mod freeze_error;
 mod grant;
 mod image;
 mod in_pool;
+mod keys;
 mod layout;
 mod manifest;
 mod open_files;
@@ -43,6 +44,7 @@ mod profile;
 mod protect;
 mod read_at;
 mod section;
+mod signature;
 mod snapshot;
 mod sparse_file;
 mod staging;
@@ -65,7 +67,7 @@ pub use files::PackedFile;
 pub use firn_pool::{ClientError, ImagedBy, NoCopy};
 pub use freeze::{
     Begin, Begun, Destination, Freeze, FreezeReport, FreezeRequest, NotFrozen, NotFrozenError,
-    Seal, Target, freeze,
+    Seal, Target, freeze, freeze_signed,
 };
 pub use freeze_error::FreezeError;
 pub use grant::{
@@ -74,6 +76,7 @@ pub use grant::{
 };
 pub use image::{Chunk, PageSource};
 pub use in_pool::{CheckExtentError, check_extent, set_pooled_profile};
+pub use keys::{KeyError, Signer, Verifier};
 pub use layout::{
     CHUNK_PAGES, CHUNK_SIZE, ImageRegion, LayoutError, MAX_MEMORY, MemoryLayout, MemoryRegion,
 };
@@ -89,6 +92,7 @@ pub use profile::{CachedRun, Profile, ProfileError};
 pub use protect::{ProtectError, protect};
 pub use read_at::ReadAt;
 pub use section::{CONTAINER_VERSION, PROFILE_VERSION, Section};
+pub use signature::sign;
 pub use snapshot::{Content, Snapshot};
-pub use verify::{Problem, VerifyError, VerifyReport, verify};
+pub use verify::{Problem, VerifyError, VerifyReport, verify, verify_signed};
 pub use writer::{Machine, Writer};

@@ -9,8 +9,10 @@ use serde::{Deserialize, Serialize};
 use crate::attach::read_manifest;
 use crate::directory::{MAX_ATTEMPTS, SnapshotDirectory};
 use crate::error::OpenError;
-use crate::files::{CONTAINER_FILE, IMAGE_FILE, OVERLAY_FILE, PackedFile};
+use crate::files::{CONTAINER_FILE, IMAGE_FILE, OVERLAY_FILE, PackedFile, SIGNATURE_FILE};
+use crate::keys::Verifier;
 use crate::manifest::Manifest;
+use crate::signature::open_checked;
 
 /// The files of one snapshot in a directory, read-only. `F` is an open file, or what stands for one
 /// in a message to another process.
@@ -18,6 +20,8 @@ use crate::manifest::Manifest;
 pub struct SnapshotFiles<F = File> {
     /// `snapshot.firn`.
     pub container: F,
+    /// `snapshot.sig`, if the snapshot is signed.
+    pub signature: Option<F>,
     /// `memory.img`, if it is there.
     pub image: Option<OpenTwice<F>>,
     /// `overlay.img`, if there is one.
@@ -81,16 +85,29 @@ impl SnapshotFiles {
             };
             *slot = twice(kind.name(), again)?;
         }
+        let signature = directory.open_optional(SIGNATURE_FILE)?;
         let overlay = directory.open_optional(OVERLAY_FILE)?;
-        Ok((!replaced).then_some(Self { container, image, overlay, packed }))
+        Ok((!replaced).then_some(Self { container, signature, image, overlay, packed }))
     }
 
-    /// Reads the manifest alone. `path` is the snapshot's path, for errors.
+    /// Reads the manifest alone, once the verifier has confirmed it if there is one. `path` is the
+    /// snapshot's path, for errors.
     ///
     /// # Errors
-    /// [`OpenError`] when the container is damaged, or of another version.
-    pub fn manifest(&self, path: &Path) -> Result<Manifest, OpenError> {
-        let (_, manifest) = read_manifest(&self.container, &path.join(CONTAINER_FILE))?;
+    /// [`OpenError`] when the container is damaged, of another version, or not signed.
+    pub fn manifest(
+        &self,
+        path: &Path,
+        verifier: Option<&Verifier>,
+    ) -> Result<Manifest, OpenError> {
+        let container_path = path.join(CONTAINER_FILE);
+        let container = self.container.try_clone().map_err(|source| OpenError::Io {
+            path: container_path.clone(),
+            action: "duplicate the descriptor of",
+            source,
+        })?;
+        let opened = open_checked(container, self.signature.as_ref(), path, verifier)?;
+        let (_, manifest) = read_manifest(&opened.container, &container_path)?;
         Ok(manifest)
     }
 }
@@ -112,9 +129,10 @@ impl<F> SnapshotFiles<F> {
         self,
         mut each: impl FnMut(F) -> Result<G, E>,
     ) -> Result<SnapshotFiles<G>, E> {
-        let Self { container, image, overlay, packed } = self;
+        let Self { container, signature, image, overlay, packed } = self;
         let mut files = SnapshotFiles {
             container: each(container)?,
+            signature: signature.map(&mut each).transpose()?,
             image: image.map(|image| image.try_map(&mut each)).transpose()?,
             overlay: overlay.map(&mut each).transpose()?,
             packed: [const { None }; PackedFile::ALL.len()],

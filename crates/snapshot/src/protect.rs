@@ -18,6 +18,7 @@ use crate::directory::{open_directory, open_file};
 use crate::error::OpenError;
 use crate::files::{IMAGE_FILE, OVERLAY_FILE, PackedFile};
 use crate::freeze_error::FreezeError;
+use crate::keys::Verifier;
 use crate::manifest::ProtectedFile;
 use crate::verify::{VerifyError, VerifyReport, verify_content};
 
@@ -50,9 +51,10 @@ pub enum ProtectError {
 /// [`ProtectError`].
 pub fn protect(
     path: &Path,
+    verifier: Option<&Verifier>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<VerifyReport, ProtectError> {
-    let mut report = verify_content(path, progress)?;
+    let mut report = verify_content(path, verifier, progress)?;
     let dir = open_directory(path).map_err(AttachError::Open)?;
     let mut protected = Vec::new();
     for name in PROTECTED {

@@ -34,7 +34,7 @@ fn a_file_without_its_protection_is_refused_until_it_is_checked() {
         );
 
         // Temporary folders rarely have fs-verity; then the manifest names no file any more.
-        let report = protect(&path, &mut |_, _| ()).unwrap();
+        let report = protect(&path, None, &mut |_, _| ()).unwrap();
         assert_eq!(open_generation(&path), 4);
         assert_eq!(verify(&path, &mut |_, _| ()).unwrap().protected, report.protected);
     }
@@ -50,7 +50,7 @@ fn a_damaged_snapshot_is_not_protected() {
     std::fs::remove_file(path.join("old")).unwrap();
     image[15 * 4096] ^= 1;
     std::fs::write(path.join(IMAGE_FILE), image).unwrap();
-    let error = protect(&path, &mut |_, _| ()).unwrap_err();
+    let error = protect(&path, None, &mut |_, _| ()).unwrap_err();
     assert!(matches!(error, ProtectError::Verify(VerifyError::Damaged { .. })), "{error}");
     assert!(std::fs::read(path.join("snapshot.firn")).unwrap() == container);
 }

@@ -12,6 +12,7 @@ use crate::digests::Digests;
 use crate::directory::check_len;
 use crate::error::OpenError;
 use crate::files::{CONTAINER_FILE, IMAGE_FILE, OVERLAY_FILE, PackedFile};
+use crate::keys::Verifier;
 use crate::manifest::Manifest;
 use crate::open_files::{OpenTwice, SnapshotFiles};
 use crate::packed::{Packed, PackedError};
@@ -20,6 +21,7 @@ use crate::profile::Profile;
 use crate::protect::check_protection;
 use crate::read_at::ReadAt;
 use crate::section::{NO_PROFILE_VERSION, PROFILE_VERSION_WITHOUT_LEAVES, Section};
+use crate::signature::{Opened, Statement, open_checked};
 use crate::tail::{Tail, check_dense};
 
 /// An open snapshot.
@@ -36,6 +38,8 @@ pub struct Snapshot {
     header: Header,
     container: Arc<dyn ReadAt>,
     container_path: PathBuf,
+    /// What its signature confirms, if it was checked.
+    statement: Option<Statement>,
     /// The image file a second time, if the snapshot is in a directory.
     image_again: Option<File>,
     /// The packed files of its directory, by kind.
@@ -90,21 +94,41 @@ impl Snapshot {
     /// # Errors
     /// [`OpenError`]; each kind of damage has its own variant.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, OpenError> {
-        let path = path.as_ref();
-        let (files, _) = SnapshotFiles::open(path)?;
-        Self::of_files(files, path)
+        Self::open_signed(path, None)
     }
 
-    /// The snapshot in open files. It reads and checks the same as [`Snapshot::open`], and opens
-    /// nothing. `path` is the snapshot's path, for messages.
+    /// The same. If there is a verifier, it has to confirm `snapshot.firn`, except for the digests,
+    /// before any byte of it is parsed. Image and writable disk are not read: see
+    /// [`check_signed_files`](Self::check_signed_files).
+    ///
+    /// # Errors
+    /// See [`Snapshot::open`].
+    pub fn open_signed(
+        path: impl AsRef<Path>,
+        verifier: Option<&Verifier>,
+    ) -> Result<Self, OpenError> {
+        let path = path.as_ref();
+        let (files, _) = SnapshotFiles::open(path)?;
+        Self::of_files(files, path, verifier)
+    }
+
+    /// The snapshot in open files. It reads and checks the same as
+    /// [`open_signed`](Self::open_signed), and opens nothing. `path` is the snapshot's path, for
+    /// messages.
     ///
     /// # Errors
     /// See [`OpenError`].
-    pub fn of_files(files: SnapshotFiles, path: impl AsRef<Path>) -> Result<Self, OpenError> {
+    pub fn of_files(
+        files: SnapshotFiles,
+        path: impl AsRef<Path>,
+        verifier: Option<&Verifier>,
+    ) -> Result<Self, OpenError> {
         let path = path.as_ref();
-        let SnapshotFiles { container, image, overlay, packed } = files;
+        let SnapshotFiles { container, signature, image, overlay, packed } = files;
         let container_path = path.join(CONTAINER_FILE);
-        let read = Read::container(&container, &container_path)?;
+        let Opened { container, header, statement } =
+            open_checked(container, signature.as_ref(), path, verifier)?;
+        let read = Read::container(header, &container, &container_path)?;
         let check = |file: &File, name, len| {
             let path = path.join(name);
             check_len(file, &path, len)?;
@@ -123,7 +147,8 @@ impl Snapshot {
         };
         let content = Content::File(Arc::new(image.file));
         let snapshot = read.into_snapshot(path, container, container_path, content, overlay);
-        Ok(Self { image_again: Some(image.again), packed_files: packed, ..snapshot })
+        let image_again = Some(image.again);
+        Ok(Self { statement, image_again, packed_files: packed, ..snapshot })
     }
 
     /// Opens the snapshot that the extent of a pool holds, as [`write_extent`](crate::write_extent)
@@ -141,14 +166,26 @@ impl Snapshot {
     ) -> Result<Self, OpenError> {
         let path = name.as_ref();
         let tail = Tail::open(tail, path)?;
-        let read = Read::container(&tail.container, path)?;
+        let header = Header::read(&tail.container, path)?;
+        let read = Read::container(header, &tail.container, path)?;
         check_dense(&read.manifest, path)?;
         let overlay = match read.manifest.overlay {
             Some(identity) => Some(Content::Extent(Arc::new(tail.overlay(identity.len, path)?))),
             None => None,
         };
-        let (container, image) = (tail.container, Content::Extent(image));
+        let (container, image) = (Arc::new(tail.container), Content::Extent(image));
         Ok(read.into_snapshot(path, container, path.to_owned(), image, overlay))
+    }
+
+    /// Reads image and writable disk, and checks that they are the files that were signed. Without
+    /// a verifier at the opening there is nothing to check.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn check_signed_files(&self) -> Result<(), OpenError> {
+        let Some(statement) = &self.statement else { return Ok(()) };
+        let overlay = self.overlay.as_ref().map(|overlay| overlay as &dyn ReadAt);
+        statement.check_files(&self.image, overlay, &self.path)
     }
 
     /// The path that the snapshot was opened at. The path may name another snapshot by now.
@@ -292,8 +329,7 @@ struct Read {
 }
 
 impl Read {
-    fn container(container: &dyn ReadAt, path: &Path) -> Result<Self, OpenError> {
-        let header = Header::read(container, path)?;
+    fn container(header: Header, container: &dyn ReadAt, path: &Path) -> Result<Self, OpenError> {
         let section = |section| header.read_section(container, path, section);
         let manifest = decode_manifest(section(Section::Manifest)?, header.version, path)?;
         let zero_map = section(Section::ZeroMap)?;
@@ -306,14 +342,13 @@ impl Read {
     fn into_snapshot(
         self,
         path: &Path,
-        container: impl ReadAt + 'static,
+        container: Arc<dyn ReadAt>,
         container_path: PathBuf,
         image: Content,
         overlay: Option<Content>,
     ) -> Snapshot {
         let Self { header, manifest, machine_state, zero_map } = self;
         let digests_start = header.range(Section::Digests).start;
-        let container: Arc<dyn ReadAt> = Arc::new(container);
         let pages = manifest.layout.pages();
         let digests = Digests::new(container.clone(), container_path.clone(), digests_start, pages);
         let digests = Arc::new(digests);
@@ -325,6 +360,7 @@ impl Read {
             header,
             container,
             container_path,
+            statement: None,
             image_again: None,
             packed_files: Default::default(),
             packed: Default::default(),

@@ -117,6 +117,11 @@ impl Staging {
             .map_err(|errno| io_error(&self.path_of(name), "remove", errno.into()))
     }
 
+    /// The directory.
+    pub(crate) fn directory(&self) -> &OwnedFd {
+        &self.dir
+    }
+
     /// The length in bytes of `file`, which has the name `name`.
     pub(crate) fn len_of(&self, file: &File, name: &str) -> Result<u64, FreezeError> {
         let metadata = file.metadata();

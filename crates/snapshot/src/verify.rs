@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,15 +21,17 @@ use crate::directory::{
 };
 use crate::disk::{DiskError, digest_with_progress};
 use crate::error::OpenError;
-use crate::files::{CONTAINER_FILE, IMAGE_FILE, OVERLAY_FILE, PackedFile};
+use crate::files::{CONTAINER_FILE, IMAGE_FILE, OVERLAY_FILE, PackedFile, SIGNATURE_FILE};
 use crate::image::is_zero;
+use crate::keys::Verifier;
 use crate::layout::{CHUNK_PAGES, CHUNK_SIZE, MemoryLayout};
 use crate::manifest::{DiskIdentity, Manifest};
 use crate::packed::{Packed, PackedError};
 use crate::page_set::PageSet;
 use crate::protect::check_protection;
-use crate::read_at::next_data;
+use crate::read_at::{ReadAt, next_data};
 use crate::section::Section;
+use crate::signature::{Opened, Statement, open_checked};
 
 /// Maximum number of threads that check the image; each has a buffer of 2 MiB.
 const MAX_THREADS: usize = 4;
@@ -126,7 +128,8 @@ pub enum Problem {
 /// The files of a snapshot that could be opened, and the decoded parts of `snapshot.firn`.
 struct Parts {
     path: PathBuf,
-    container: File,
+    container: Arc<dyn ReadAt>,
+    statement: Option<Statement>,
     header: Header,
     manifest: Option<Manifest>,
     zero_map: Option<PageSet>,
@@ -149,24 +152,40 @@ pub fn verify(
     path: impl AsRef<Path>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<VerifyReport, VerifyError> {
-    check(path.as_ref(), true, progress)
+    verify_signed(path, None, progress)
+}
+
+/// The same. If there is a verifier, nothing is parsed before it has confirmed `snapshot.firn`, and
+/// image and writable disk must be the files that were signed.
+///
+/// # Errors
+/// See [`verify`].
+pub fn verify_signed(
+    path: impl AsRef<Path>,
+    verifier: Option<&Verifier>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<VerifyReport, VerifyError> {
+    check(path.as_ref(), verifier, true, progress)
 }
 
 /// The same without the files' protection by fs-verity.
 pub(crate) fn verify_content(
     path: &Path,
+    verifier: Option<&Verifier>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<VerifyReport, VerifyError> {
-    check(path, false, progress)
+    check(path, verifier, false, progress)
 }
 
 fn check(
     path: &Path,
+    verifier: Option<&Verifier>,
     protection: bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<VerifyReport, VerifyError> {
     let start = Instant::now();
-    let mut parts = open_parts(path)?;
+    let mut parts = open_parts(path, verifier)?;
+    parts.check_signed_files();
     if protection {
         parts.check_protection();
     }
@@ -220,10 +239,10 @@ fn check(
 }
 
 /// Opens everything that can be opened.
-fn open_parts(path: &Path) -> Result<Parts, OpenError> {
+fn open_parts(path: &Path, verifier: Option<&Verifier>) -> Result<Parts, OpenError> {
     for _ in 0..MAX_ATTEMPTS {
         let dir = open_directory(path)?;
-        let parts = open_parts_in(&dir, path);
+        let parts = open_parts_in(&dir, path, verifier);
         let whole = parts.as_ref().is_ok_and(|parts| parts.problems.is_empty());
         if whole || !was_replaced(&dir, path) {
             return parts;
@@ -232,10 +251,19 @@ fn open_parts(path: &Path) -> Result<Parts, OpenError> {
     Err(OpenError::Replaced { path: path.into(), attempts: MAX_ATTEMPTS })
 }
 
-fn open_parts_in(dir: &OwnedFd, path: &Path) -> Result<Parts, OpenError> {
+fn open_parts_in(
+    dir: &OwnedFd,
+    path: &Path,
+    verifier: Option<&Verifier>,
+) -> Result<Parts, OpenError> {
     let container_path = path.join(CONTAINER_FILE);
     let container = open_container(dir, path)?;
-    let header = Header::read(&container, &container_path)?;
+    let signature = match open_file(dir, path, SIGNATURE_FILE) {
+        Err(OpenError::MissingFile { .. }) => None,
+        file => Some(file?),
+    };
+    let Opened { container, header, statement } =
+        open_checked(container, signature.as_ref(), path, verifier)?;
     let mut problems = Vec::new();
     let mut keep = |error: OpenError| problems.push(Problem::from(error));
     let section = |section| header.read_section(&container, &container_path, section);
@@ -249,6 +277,7 @@ fn open_parts_in(dir: &OwnedFd, path: &Path) -> Result<Parts, OpenError> {
     let mut parts = Parts {
         path: path.into(),
         container,
+        statement,
         header,
         manifest,
         zero_map: None,
@@ -284,6 +313,14 @@ fn open_parts_in(dir: &OwnedFd, path: &Path) -> Result<Parts, OpenError> {
 }
 
 impl Parts {
+    /// Checks image and writable disk, if the snapshot is one that must be signed.
+    fn check_signed_files(&mut self) {
+        let (Some(statement), Some(image)) = (&self.statement, &self.image) else { return };
+        let overlay = self.overlay.as_ref().map(|overlay| overlay as &dyn ReadAt);
+        let checked = statement.check_files(image, overlay, &self.path);
+        self.problems.extend(checked.err().map(Problem::from));
+    }
+
     /// Checks the files that the manifest names as protected by fs-verity. A packed file that is
     /// not there needs no protection.
     fn check_protection(&mut self) {
@@ -326,25 +363,17 @@ impl Parts {
         progress: &mut dyn FnMut(u64),
     ) {
         let digests = self.digests(layout);
-        let (Some(image), Some(digests)) = (&self.image, digests) else { return };
+        let Some(image) = &self.image else { return };
         let path = self.path.join(IMAGE_FILE);
         let check = ImageCheck::new(image, path, layout, zero_map, &digests);
         self.problems.extend(check.run(progress));
     }
 
     /// The digests of all pages, not yet read.
-    fn digests(&mut self, layout: &MemoryLayout) -> Option<Digests> {
+    fn digests(&self, layout: &MemoryLayout) -> Digests {
         let path = self.path.join(CONTAINER_FILE);
-        match self.container.try_clone() {
-            Ok(container) => {
-                let start = self.header.range(Section::Digests).start;
-                Some(Digests::new(container, path, start, layout.pages()))
-            }
-            Err(source) => {
-                self.problems.push(OpenError::Io { path, action: "open again", source }.into());
-                None
-            }
-        }
+        let start = self.header.range(Section::Digests).start;
+        Digests::new(Arc::clone(&self.container), path, start, layout.pages())
     }
 
     /// Checks the packed files, and returns the number of pages in them.
@@ -352,7 +381,7 @@ impl Parts {
         if self.packed.is_empty() {
             return 0;
         }
-        let Some(digests) = self.digests(&manifest.layout) else { return 0 };
+        let digests = self.digests(&manifest.layout);
         let (id, pages, mut checked) = (manifest.description.id, manifest.layout.pages(), 0);
         for (kind, file) in std::mem::take(&mut self.packed) {
             let packed = Packed::read(file, self.path.join(kind.name()), kind, id, pages);

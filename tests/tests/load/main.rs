@@ -14,6 +14,7 @@
 
 mod events;
 mod kills;
+mod signed;
 mod versions;
 
 use std::path::PathBuf;
@@ -145,16 +146,7 @@ impl House {
         let monitors = if players { "80" } else { "8" };
         let words = "--standby 4 --keep-alive 2 --queue 1000 --queue-wait 600 --monitors";
         let words = words.split(' ').chain([monitors]);
-        let mut options: Vec<String> = words.map(str::to_owned).collect();
-        if players {
-            let seed = world.file("seed");
-            world.firn(["player", "--trace", "hello-a", "--out"]).arg(&seed).run().ok();
-            let file = seed.join("snapshot.firn").display().to_string();
-            options.push("--software-kvm".to_owned());
-            for part in ["--kernel", "--initramfs", "--root", "--overlay"] {
-                options.extend([part.to_owned(), file.clone()]);
-            }
-        }
+        let options = words.map(str::to_owned).chain(players_in(&world)).collect();
         Self { world, pool, options, _memory: memory }
     }
 
@@ -164,6 +156,19 @@ impl House {
         options.extend(self.options.iter().map(String::as_str));
         Daemon::start(&self.world, &options)
     }
+}
+
+/// The options of a daemon whose microVMs are players; none if they are guests with Linux.
+fn players_in(world: &World) -> Vec<String> {
+    if number("FIRN_PLAYER", 0) != 1 {
+        return Vec::new();
+    }
+    let seed = world.file("seed");
+    world.firn(["player", "--trace", "hello-a", "--out"]).arg(&seed).run().ok();
+    let file = seed.join("snapshot.firn").display().to_string();
+    let parts = ["--kernel", "--initramfs", "--root", "--overlay"];
+    let files = parts.into_iter().flat_map(|part| [part.to_owned(), file.clone()]);
+    std::iter::once("--software-kvm".to_owned()).chain(files).collect()
 }
 
 /// The daemon, which is killed and started again meanwhile.

@@ -74,7 +74,8 @@ fn ready_clones_get_their_identities_and_the_time_when_they_are_resumed() {
     let event = json!({"module": "identity", "event": null}).to_string();
     let make = |number: usize| {
         let mut descriptors = Descriptors::default();
-        let (source, root) = SourceSpec::directory_with_root(snapshot, &mut descriptors).unwrap();
+        let (source, root) =
+            SourceSpec::directory_with_root(snapshot, None, &mut descriptors).unwrap();
         let thaw = ThawSpec {
             source,
             planner: "dram_cached".to_owned(),

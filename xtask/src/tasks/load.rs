@@ -25,6 +25,7 @@ const SHORT: &str = "500";
 /// hour.
 const REQUESTS: &str = "requests_beside_kills";
 const MANAGER: &str = "a_killed_manager";
+const SIGNED: &str = "a_snapshot_without_its_signature";
 
 pub(super) fn test(context: &Context) -> Result<()> {
     let Context { runner, paths, host } = context;
@@ -61,7 +62,7 @@ pub(super) fn test(context: &Context) -> Result<()> {
 
 /// Fewer requests, with players only.
 pub(super) fn short(context: &Context) -> Result<()> {
-    players(context, &program(context)?, SHORT, &[REQUESTS, MANAGER])
+    players(context, &program(context)?, SHORT, &[REQUESTS, MANAGER, SIGNED])
 }
 
 fn program(context: &Context) -> Result<PathBuf> {

@@ -13,6 +13,7 @@ use firn_run::{FreezeInstanceReport, Instances, freeze};
 use super::verify::protection;
 use crate::output;
 use crate::pool_at;
+use crate::signature_args::{SignerArgs, TenantArgs};
 use crate::snapshot_args::destination;
 
 /// Arguments of `firn freeze`.
@@ -21,6 +22,7 @@ use crate::snapshot_args::destination;
   firn freeze builder snapshots/hello
   firn freeze --keep --json builder snapshots/hello
   firn freeze --pool pool.sock builder hello
+  firn freeze --signing-key alice.pem --tenant alice builder snapshots/hello
 
 A snapshot that is there already is replaced in one step, or, when the freeze fails, kept whole.")]
 pub(crate) struct FreezeArgs {
@@ -32,6 +34,10 @@ pub(crate) struct FreezeArgs {
     /// manager's socket
     #[arg(long, value_name = "PATH")]
     pool: Option<PathBuf>,
+    #[command(flatten)]
+    signing: SignerArgs,
+    #[command(flatten)]
+    tenant: TenantArgs,
     /// Let the microVM run on afterwards, instead of ending it
     #[arg(long)]
     keep: bool,
@@ -69,9 +75,13 @@ pub(crate) fn run(arguments: &FreezeArgs) -> anyhow::Result<ExitCode> {
             parent.display()
         );
     }
+    let signer = arguments.signing.signer(&arguments.tenant.tenant)?;
+    if signer.is_some() && pool.is_some() {
+        bail!("--signing-key needs a directory: snapshots in a pool are not signed");
+    }
     let destination = destination(pool.as_ref(), &snapshot)?;
     let instance = Instances::of_user().find(&arguments.name)?;
-    let report = freeze(&instance, destination, arguments.dense, arguments.keep)?;
+    let report = freeze(&instance, destination, arguments.dense, arguments.keep, signer.as_ref())?;
     let answer = Answer { snapshot, report };
     if arguments.json {
         output::json(&answer);

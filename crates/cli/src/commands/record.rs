@@ -28,6 +28,7 @@ use super::invoke;
 use crate::event;
 use crate::host_args::HostArgs;
 use crate::output;
+use crate::signature_args::VerifierArgs;
 
 /// Permissions of a trace's file.
 const READABLE: u32 = 0o644;
@@ -46,6 +47,8 @@ needs root, tracefs, and a function that was frozen on one vCPU; --again needs L
 pub(crate) struct RecordArgs {
     /// Directory of the snapshot
     snapshot: PathBuf,
+    #[command(flatten)]
+    signed: VerifierArgs,
     /// The event: JSON, @FILE, or - for standard input
     #[arg(long, value_name = "EVENT")]
     invoke: String,
@@ -136,7 +139,8 @@ pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
     let limit = Duration::from_secs(arguments.time_limit);
     let invocation = Invocation::new(&event::read(&arguments.invoke)?, limit)?;
     let interruption = Interruption::catch()?;
-    let source = Source::open_directory(&arguments.snapshot)?;
+    let verifier = arguments.signed.verifier()?;
+    let source = Source::open_signed(&arguments.snapshot, verifier.as_ref())?;
     let snapshot = source.snapshot();
     let manifest = snapshot.manifest();
     if manifest.description.vcpus != 1 {

@@ -79,6 +79,11 @@ pub(crate) struct ServeArgs {
     /// its manager's socket
     #[arg(long, value_name = "PATH")]
     pool: Option<PathBuf>,
+    /// Sign the snapshots of each tenant with a key of its own in this directory, which is made by
+    /// the tenant's first snapshot, and refuse a snapshot without such a signature before anything
+    /// of it is parsed [default: snapshots are not signed]
+    #[arg(long, value_name = "DIR", conflicts_with = "pool")]
+    snapshot_keys: Option<PathBuf>,
     /// Planner of functions that do not choose one [default: the best that works on this host,
     /// chosen for each version when it is frozen]
     #[arg(long, value_name = "PLANNER")]
@@ -278,6 +283,7 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
             standby: arguments.standby.into(),
             ready: arguments.ready,
             pool: arguments.pool,
+            snapshot_keys: arguments.snapshot_keys,
             planners: planners.iter().map(|planner| (*planner).to_owned()).collect(),
             memory,
             monitors: arguments.monitors,

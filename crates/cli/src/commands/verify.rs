@@ -8,16 +8,19 @@ use firn_base::{error_chain, format_bytes, format_milliseconds, nanoseconds};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use firn_snapshot::{ProtectError, VerifyReport, protect, verify};
+use firn_snapshot::{VerifyReport, protect, sign, verify_signed};
 
 use crate::output;
+use crate::signature_args::{SignerArgs, VerifierArgs};
 
 /// Arguments of `firn verify`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   firn verify snapshots/hello
   firn verify --json snapshots/hello
-  firn verify --protect copies/hello")]
+  firn verify --protect copies/hello
+  firn verify --verify-key alice.pub --tenant alice copies/hello
+  firn verify --signing-key alice.pem --tenant alice copies/hello")]
 pub(crate) struct VerifyArgs {
     /// Directory of the snapshot
     snapshot: PathBuf,
@@ -25,6 +28,11 @@ pub(crate) struct VerifyArgs {
     /// record their digests: for a snapshot that was copied, or frozen by an older firn
     #[arg(long)]
     protect: bool,
+    /// The image and the disk are checked against this signature too
+    #[command(flatten)]
+    signed: VerifierArgs,
+    #[command(flatten)]
+    signing: SignerArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -56,7 +64,10 @@ struct Checked {
     duration_ns: u64,
 }
 
-pub(crate) fn run(arguments: &VerifyArgs) -> Result<ExitCode, ProtectError> {
+pub(crate) fn run(arguments: &VerifyArgs) -> anyhow::Result<ExitCode> {
+    let verifier = arguments.signed.verifier()?;
+    let signer = arguments.signing.signer(arguments.signed.tenant())?;
+    let path = &arguments.snapshot;
     let bar = ProgressBar::no_length().with_style(
         ProgressStyle::with_template("verifying {wide_bar} {bytes}/{total_bytes} {eta}")
             .unwrap_or_else(|_| ProgressStyle::default_bar()),
@@ -65,16 +76,21 @@ pub(crate) fn run(arguments: &VerifyArgs) -> Result<ExitCode, ProtectError> {
         bar.set_length(total);
         bar.set_position(done);
     };
-    let result = if arguments.protect {
-        protect(&arguments.snapshot, &mut progress)
+    let checked_or_not = if arguments.protect {
+        protect(path, verifier.as_ref(), &mut progress).map_err(anyhow::Error::from)
     } else {
-        verify(&arguments.snapshot, &mut progress).map_err(ProtectError::from)
+        verify_signed(path, verifier.as_ref(), &mut progress).map_err(anyhow::Error::from)
     };
+    // What is whole is signed.
+    let result = checked_or_not.and_then(|report| {
+        signer.as_ref().map_or(Ok(()), |signer| sign(path, signer))?;
+        Ok(report)
+    });
     bar.finish_and_clear();
     if arguments.json {
         let (report, error) = match &result {
             Ok(report) => (Some(checked(report)), None),
-            Err(error) => (None, Some(error_chain(error))),
+            Err(error) => (None, Some(error_chain(error.as_ref()))),
         };
         let whole = result.is_ok();
         output::json(&Answer { snapshot: &arguments.snapshot, whole, report, error });

@@ -123,9 +123,9 @@ impl Stage<'_> {
         let medium = MappedMedium::memfd(MemfdOptions { size: POOL, huge: None, node: None })?;
         let pool = Pool::create(Arc::new(medium), &CreateOptions::default())?;
         let _manager = Server::start(&socket, pool)?;
-        let to_files = freeze(&instance, Destination::Directory(files.clone()), false, true)?;
+        let to_files = freeze(&instance, Destination::Directory(files.clone()), false, true, None)?;
         let destination = Destination::Pool { socket: socket.clone(), name: name.to_owned() };
-        let into_pool = freeze(&instance, destination, false, false)?;
+        let into_pool = freeze(&instance, destination, false, false, None)?;
         monitor.end(END_LIMIT);
         drop(instance);
 

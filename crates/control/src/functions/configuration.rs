@@ -191,6 +191,7 @@ pub(crate) fn new_latest(
         snap_start: false,
         state: VersionState::Active,
         waiting: None,
+        owner: None,
         snapshot: None,
     };
     change.apply(&mut version)?;

@@ -83,6 +83,9 @@ pub struct Version {
     /// Why the version, which is pending, is not active yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<String>,
+    /// The tenant that owns its function, of a published version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) owner: Option<String>,
     /// The snapshot that microVMs of this version are thawed from.
     pub(crate) snapshot: Option<VersionSnapshot>,
 }

@@ -14,7 +14,7 @@ use firn_run::{
     Origin, OwnedInstance, PoolManagerError, ReadyUse, ReplaySpec, RoleCredentials, ScratchSpec,
     Sockets, SourceSpec, StartReport, StartSpec, ThawSpec,
 };
-use firn_snapshot::{Destination, Verify};
+use firn_snapshot::{Destination, KeyError, Verify};
 use firn_vmm::Shape;
 use tokio::time::timeout;
 
@@ -24,6 +24,7 @@ use super::pool::SnapshotPool;
 use super::processes::Processes;
 use super::ready::{Make, ReadyClones, Waiting};
 use super::scratch::Scratch;
+use super::snapshot_keys::SnapshotKeys;
 use super::standby::{Prepare, Standbys, ThawKey};
 use crate::blocking::{TaskFailed, blocking};
 use crate::functions::{
@@ -64,6 +65,8 @@ pub(crate) struct Launcher {
     pub(crate) pool: Option<SnapshotPool>,
     /// The directory for snapshots, if there is no pool.
     pub(crate) snapshots: PathBuf,
+    /// The keys that snapshots in this directory are signed with, if they are signed.
+    pub(crate) keys: Option<SnapshotKeys>,
     /// Planners for functions that choose none, best first.
     pub(crate) planners: Vec<String>,
     /// The region that functions find in their environment.
@@ -119,6 +122,9 @@ pub enum LaunchError {
     /// The pool's manager cannot be reached.
     #[error(transparent)]
     Pool(#[from] PoolManagerError),
+    /// The key of the snapshot's signature cannot be used.
+    #[error("cannot check the snapshot's signature")]
+    Key(#[from] KeyError),
     /// The task that starts the microVM failed.
     #[error(transparent)]
     Task(#[from] TaskFailed),
@@ -140,6 +146,8 @@ pub(crate) enum FreezeError {
     TimedOut(Duration),
     #[error("the snapshot's place is not available")]
     Place(#[source] LaunchError),
+    #[error("cannot sign the snapshot")]
+    Key(#[from] KeyError),
     #[error(transparent)]
     Task(#[from] TaskFailed),
 }
@@ -267,7 +275,8 @@ impl Launcher {
         let received_ns = now_ns();
         let VersionSnapshot { place, planner, root, .. } = snapshot.clone();
         let root = root.map_or_else(|| self.root(version), Ok)?;
-        let key = ThawKey { place, planner, root, disk: self.scratch.disk(version) };
+        let (owner, disk) = (version.owner.clone(), self.scratch.disk(version));
+        let key = ThawKey { place, owner, planner, root, disk };
         let (launcher, version) = (Arc::clone(self), version.clone());
         blocking(move || {
             let credentials = launcher.credentials(&version);
@@ -350,13 +359,17 @@ impl Launcher {
     pub(crate) async fn freeze(
         self: &Arc<Self>,
         microvm: &Microvm,
-        place: SnapshotPlace,
+        version: &Version,
     ) -> Result<Frozen, FreezeError> {
         let (launcher, instance) = (Arc::clone(self), (*microvm.instance).clone());
+        let (place, owner) = (self.place(version), version.owner.clone());
         let frozen_place = place.clone();
         let freezing = blocking(move || {
+            let mut signer = None;
             let destination = match frozen_place {
                 SnapshotPlace::Directory(name) => {
+                    let keys = launcher.keys.as_ref();
+                    signer = keys.map(|keys| keys.signer(owner.as_deref())).transpose()?;
                     Destination::Directory(launcher.snapshots.join(name))
                 }
                 SnapshotPlace::Pool(name) => {
@@ -364,7 +377,13 @@ impl Launcher {
                     Destination::Pool { socket, name }
                 }
             };
-            Ok::<_, FreezeError>(firn_run::freeze(&instance, destination, false, false)?)
+            Ok::<_, FreezeError>(firn_run::freeze(
+                &instance,
+                destination,
+                false,
+                false,
+                signer.as_ref(),
+            )?)
         });
         let frozen = timeout(self.start_limit, freezing).await;
         let frozen = frozen.map_err(|_| FreezeError::TimedOut(self.start_limit))??;
@@ -382,11 +401,12 @@ impl Launcher {
     ) -> Result<(String, PathBuf), PlanError> {
         let (launcher, place) = (Arc::clone(self), place.clone());
         let root = self.root(version).map_err(|error| PlanError::None(error.into()))?;
-        let disk = self.scratch.disk(version);
+        let (owner, disk) = (version.owner.clone(), self.scratch.disk(version));
         let named = version.named_planner().map(ToOwned::to_owned);
         let planning = move || {
             let plan = |planner: String| {
-                let key = ThawKey { place: place.clone(), planner, root: root.clone(), disk };
+                let (place, owner, root) = (place.clone(), owner.clone(), root.clone());
+                let key = ThawKey { place, owner, planner, root, disk };
                 launcher.plan(&key).map(|_| (key.planner, key.root))
             };
             if let Some(planner) = named {
@@ -448,7 +468,7 @@ impl Launcher {
 
     /// The thaw of a snapshot; `connected` is whether its monitor has a connection to the pool's
     /// manager.
-    fn thaw_spec(
+    pub(crate) fn thaw_spec(
         &self,
         key: &ThawKey,
         connected: bool,
@@ -456,7 +476,11 @@ impl Launcher {
     ) -> Result<ThawSpec, LaunchError> {
         let source = match &key.place {
             SnapshotPlace::Directory(name) => {
-                SourceSpec::directory(&self.snapshots.join(name), descriptors)?
+                let source = SourceSpec::directory(&self.snapshots.join(name), descriptors)?;
+                match &self.keys {
+                    Some(keys) => source.signed(keys.verifier(key.owner.as_deref())?),
+                    None => source,
+                }
             }
             SnapshotPlace::Pool(name) if connected => {
                 SourceSpec::pool_of_standby(name, Verify::Once)

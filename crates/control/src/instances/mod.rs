@@ -15,6 +15,7 @@ mod report;
 mod request_stats;
 mod requests;
 mod scratch;
+mod snapshot_keys;
 mod standby;
 mod status;
 mod stream;
@@ -39,7 +40,10 @@ pub(crate) use report::ProcessUsage;
 pub use requests::{InvokeFailure, Invoked, LoadFailure};
 pub(crate) use requests::{PublishFailure, Request, invoke, provide, publish};
 pub(crate) use scratch::Scratch;
+pub(crate) use snapshot_keys::SnapshotKeys;
 pub(crate) use standby::Standbys;
+#[cfg(test)]
+pub(crate) use standby::ThawKey;
 pub use status::{DaemonStatus, Latency, MemoryStatus, MonitorsStatus, VersionStatus};
 pub use stream::{AnswerEvent, AnswerStream, Answering, Served};
 pub(crate) use stream::{AnswerSender, answering};

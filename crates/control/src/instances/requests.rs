@@ -352,8 +352,7 @@ pub(crate) async fn publish(
         // The freeze opens its own connection to the agent.
         Ok((agent, _)) => {
             drop(agent);
-            let place = fleet.launcher.place(&version);
-            fleet.launcher.freeze(&microvm, place).await.map_err(Into::into)
+            fleet.launcher.freeze(&microvm, &version).await.map_err(Into::into)
         }
         Err(error) => Err(error.into()),
     };

@@ -45,6 +45,8 @@ struct Standby {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ThawKey {
     pub(crate) place: SnapshotPlace,
+    /// The owner of its function: the tenant that it is signed for.
+    pub(crate) owner: Option<String>,
     pub(crate) planner: String,
     /// The root disk.
     pub(crate) root: PathBuf,

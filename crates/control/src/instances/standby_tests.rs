@@ -42,7 +42,8 @@ impl Prepare for Unlocked<'_> {
 
 fn key(planner: &str) -> ThawKey {
     let place = SnapshotPlace::Directory("a".to_owned());
-    ThawKey { place, planner: planner.to_owned(), root: "/root".into(), disk: 1 << 20 }
+    let planner = planner.to_owned();
+    ThawKey { place, owner: None, planner, root: "/root".into(), disk: 1 << 20 }
 }
 
 #[test]

@@ -54,8 +54,8 @@ use provisioned::Keepers;
 
 use crate::functions::{CodeStore, ImageFiles, Images, Roles, RolesError};
 use crate::instances::{
-    BootFiles, Cpus, DaemonStatus, Fleet, Launcher, Limits, ReadyClones, Scratch, SnapshotPool,
-    Standbys,
+    BootFiles, Cpus, DaemonStatus, Fleet, Launcher, Limits, ReadyClones, Scratch, SnapshotKeys,
+    SnapshotPool, Standbys,
 };
 use crate::store::{Store, StoreError};
 use crate::telemetry::Telemetry;
@@ -92,6 +92,9 @@ pub struct ControlOptions {
     /// The pool for snapshots: its medium, or its manager's socket. `None` to store snapshots in
     /// the daemon's directory.
     pub pool: Option<PathBuf>,
+    /// The directory for the keys that sign the snapshots of each tenant, created where needed.
+    /// `None` to sign none. Snapshots in a pool are not signed.
+    pub snapshot_keys: Option<PathBuf>,
     /// Planners for functions that do not choose one with `FIRN_PLANNER`, best first. A version
     /// uses the first planner that can thaw its snapshot on this host.
     pub planners: Vec<String>,
@@ -158,6 +161,14 @@ pub enum OpenError {
         /// Size of the smallest disk, bytes.
         disk: u64,
     },
+    /// The directory for keys cannot be used.
+    #[error("cannot use the directory {} for snapshot keys", path.display())]
+    Keys {
+        /// The directory.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
     /// The pool's manager cannot be reached.
     #[error(transparent)]
     Pool(#[from] PoolManagerError),
@@ -220,11 +231,16 @@ impl Control {
             }
             None => None,
         };
+        let open_keys = |path: &PathBuf| {
+            SnapshotKeys::open(path)
+                .map_err(|source| OpenError::Keys { path: path.clone(), source })
+        };
         let launcher = Launcher {
             program: options.program.clone(),
             instances: Instances::of_user(),
             pool,
             snapshots,
+            keys: options.snapshot_keys.as_ref().map(open_keys).transpose()?,
             planners: options.planners.clone(),
             kvm: options.kvm.clone(),
             software_kvm: options.software_kvm,

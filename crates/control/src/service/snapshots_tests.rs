@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use firn_pool::{CreateOptions, GRANULE, MappedMedium, Pool, Server};
 use firn_run::{FreezeInstanceError, PoolManagerError};
+use firn_snapshot::{Destination, NotFrozen, NotFrozenError};
 use firn_vmm::ControlError;
 
 use super::super::testing::{new_function, options, version_when};
@@ -89,7 +90,11 @@ async fn a_publish_waits_for_the_clients_of_an_earlier_manager_and_not_for_what_
 async fn a_publish_waits_for_space_while_snapshots_are_purged() {
     let folder = tempfile::tempdir().unwrap();
     let control = Control::open(&options(folder.path()), None).unwrap();
-    let full = || FreezeInstanceError::from(ControlError::Refused("no space".to_owned()));
+    let full = || {
+        let source = NotFrozen::Machine(ControlError::Refused("no space".to_owned()));
+        let destination = Destination::Directory(folder.path().join("full"));
+        FreezeInstanceError::Freeze(NotFrozenError { destination, source })
+    };
     let attempts = || {
         let mut lost = 0;
         (0..10)

@@ -1,11 +1,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use firn_run::{Descriptors, SourceSpec};
+
 use super::super::testing::{new_function, options, version_when, zip_of};
 use super::super::{ChangeError, CodeChange, Control, OpenError, PublishError, PublishRequest};
 use super::*;
-use crate::functions::{ConfigurationChange, PLANNER_VARIABLE, VersionSnapshot};
-use crate::instances::LeaseRequest;
+use crate::functions::{ConfigurationChange, PLANNER_VARIABLE, SnapshotPlace, VersionSnapshot};
+use crate::instances::{LaunchError, LeaseRequest, ThawKey};
 
 const MIB: u64 = 1 << 20;
 
@@ -273,4 +275,35 @@ async fn planners_outside_the_list_are_refused() {
     ] {
         quotas.set(name, value).unwrap_err();
     }
+}
+
+#[tokio::test]
+async fn a_snapshot_is_thawed_with_the_key_of_its_owner() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options(folder.path());
+    options.snapshot_keys = Some(folder.path().join("keys"));
+    let service = Control::open(&options, None).unwrap();
+    create(&service, "f", "a").await.unwrap();
+    let version = publish(&service, "f").await.unwrap();
+    assert_eq!(version.owner.as_deref(), Some("a"));
+    let launcher = &service.fleet.launcher;
+    let snapshot = launcher.snapshots.join("s");
+    std::fs::create_dir(&snapshot).unwrap();
+    std::fs::write(folder.path().join("root"), "").unwrap();
+    // A daemon parses no snapshot.
+    std::fs::write(snapshot.join("snapshot.firn"), "").unwrap();
+    let thaw = |owner: Option<String>| {
+        let place = SnapshotPlace::Directory("s".to_owned());
+        let root = folder.path().join("root");
+        let key = ThawKey { place, owner, planner: "firecracker".to_owned(), root, disk: 0 };
+        launcher.thaw_spec(&key, false, &mut Descriptors::default())
+    };
+    assert!(matches!(thaw(version.owner.clone()), Err(LaunchError::Key(_))));
+    let keys = launcher.keys.as_ref().unwrap();
+    let signer = keys.signer(version.owner.as_deref()).unwrap();
+    let SourceSpec::Directory { verifier, .. } = thaw(version.owner).unwrap().source else {
+        panic!("not in a directory")
+    };
+    assert_eq!(verifier.as_deref(), Some(&signer.verifier()));
+    assert!(matches!(thaw(None), Err(LaunchError::Key(_))));
 }

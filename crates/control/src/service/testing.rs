@@ -34,6 +34,7 @@ pub(crate) fn options(folder: &Path) -> ControlOptions {
         standby: 0,
         ready: 0,
         pool: None,
+        snapshot_keys: None,
         planners: vec!["firecracker".into()],
         memory: 1 << 40,
         monitors: 9,

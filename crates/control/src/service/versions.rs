@@ -79,6 +79,7 @@ impl Control {
                     true => VersionState::Pending,
                     false => VersionState::Active,
                 },
+                owner: owner.clone(),
                 ..latest.clone()
             };
             function.next_version += 1;

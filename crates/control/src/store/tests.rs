@@ -25,6 +25,7 @@ pub(super) fn version(function: &str, version: &str) -> Version {
         snap_start: true,
         state: VersionState::Active,
         waiting: None,
+        owner: None,
         snapshot: None,
     }
 }

@@ -14,12 +14,14 @@ fn spec(event: String, descriptors: &mut Descriptors, container: File) -> StartS
     let source = SourceSpec::Directory {
         files: Box::new(SnapshotFiles {
             container: descriptors.add(container),
+            signature: None,
             image: None,
             overlay: None,
             packed: [const { None }; _],
         }),
         path: "snapshot".into(),
         verify: false,
+        verifier: None,
     };
     let thaw = ThawSpec {
         source,

@@ -202,10 +202,10 @@ fn the_files_of_a_snapshot_stay_its_files_and_its_directory_tells_that_they_are_
     pack(&path, PackedFile::LoadingSet, 1, &[PageRange { first: 15, pages: 1 }]).unwrap();
     let (files, directory) = SnapshotFiles::open(&path).unwrap();
     assert!(directory.is_current());
-    let id = files.manifest(&path).unwrap().description.id;
+    let id = files.manifest(&path, None).unwrap().description.id;
     freeze_generation(&path, 2);
     assert!(!directory.is_current(), "replaced");
-    let snapshot = Snapshot::of_files(files, &path).unwrap();
+    let snapshot = Snapshot::of_files(files, &path, None).unwrap();
     assert_eq!(snapshot.manifest().description.id, id);
     snapshot.digests().check(15, &[1; 4096]).unwrap();
     assert!(snapshot.packed(PackedFile::LoadingSet).unwrap().is_some());

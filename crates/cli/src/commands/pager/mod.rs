@@ -30,9 +30,10 @@ use thiserror::Error;
 
 use firn_memory::pager::firecracker::{self, HandoffError};
 use firn_memory::pager::{PageStore, PagerError, PagerPolicy};
-use firn_snapshot::{OpenError, Snapshot};
+use firn_snapshot::{KeyError, OpenError, Snapshot};
 
 use crate::output;
+use crate::signature_args::VerifierArgs;
 use monitor::{Monitor, MonitorError, turn_away};
 use signals::Signals;
 use wire::{ReceiveError, receive, send};
@@ -54,6 +55,8 @@ pub(crate) struct PagerArgs {
     /// Directory of a snapshot, whose pages are checked against its digests
     #[arg(long, value_name = "DIRECTORY")]
     snapshot: Option<PathBuf>,
+    #[command(flatten)]
+    signed: VerifierArgs,
     /// Memory file of the monitor, whose pages are not checked
     #[arg(
         long,
@@ -80,6 +83,8 @@ fn policy(pages: &str) -> Result<PagerPolicy, String> {
 pub(crate) enum PagerCommandError {
     #[error(transparent)]
     Open(#[from] OpenError),
+    #[error(transparent)]
+    Key(#[from] KeyError),
     #[error("cannot open the memory file {}", .path.display())]
     Image { path: PathBuf, source: std::io::Error },
     #[error("cannot listen on {}; if no pager uses this path, remove it", .path.display())]
@@ -113,7 +118,7 @@ pub(crate) enum PagerCommandError {
 /// The source of pages, and its size in bytes.
 fn store(arguments: &PagerArgs) -> Result<(PageStore, u64), PagerCommandError> {
     if let Some(path) = &arguments.snapshot {
-        let snapshot = Snapshot::open(path)?;
+        let snapshot = Snapshot::open_signed(path, arguments.signed.verifier()?.as_ref())?;
         return Ok((PageStore::of(&snapshot), snapshot.manifest().layout.total_bytes()));
     }
     let path = arguments.image.clone().unwrap_or_default();
@@ -222,7 +227,7 @@ impl Server {
         let mut command = Command::new("/proc/self/exe");
         command.args(["pager", "--serve", "--granule", &arguments.granule.granule().to_string()]);
         if let Some(snapshot) = &arguments.snapshot {
-            command.arg("--snapshot").arg(snapshot);
+            command.arg("--snapshot").arg(snapshot).args(arguments.signed.as_arguments());
         }
         if let Some(image) = &arguments.image {
             command.arg("--image").arg(image);

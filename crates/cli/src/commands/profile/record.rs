@@ -13,7 +13,7 @@ use firn_base::{PageRange, error_chain};
 use firn_memory::planners::{FaaSnap, pack};
 use firn_memory::recorders::{self, Part};
 use firn_run::player::{RecordRunError, record, traces_of};
-use firn_snapshot::{Profile, Snapshot, set_profile};
+use firn_snapshot::{Profile, Snapshot, set_profile, sign};
 use firn_vmm::free_pages;
 
 use super::linux::{self, Runs};
@@ -21,6 +21,7 @@ use super::summary::Summary;
 use super::{left_out, watched};
 use crate::host_args::HostArgs;
 use crate::output;
+use crate::signature_args::SignerArgs;
 use crate::snapshot_args::SnapshotArgs;
 
 /// The part that needs no run.
@@ -48,6 +49,8 @@ others. Files that were packed by the old profile are not used any more: make th
 pub(crate) struct RecordArgs {
     #[command(flatten)]
     snapshot: SnapshotArgs,
+    #[command(flatten)]
+    signing: SignerArgs,
     /// What the function is asked: JSON, @FILE, or - for standard input
     #[arg(long, value_name = "EVENT")]
     invoke: Option<String>,
@@ -79,6 +82,7 @@ pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
     let free = arguments.part.iter().any(|part| part == FREE);
     let others = arguments.part.iter().filter(|part| *part != FREE);
     let asked = others.map(|part| part.parse()).collect::<Result<Vec<Part>, _>>()?;
+    let signer = arguments.snapshot.signer(&arguments.signing)?;
     let opened = arguments.snapshot.open()?;
     let snapshot = opened.snapshot();
     if arguments.freeze.is_some() && (free || asked.iter().any(|part| *part != Part::Groups)) {
@@ -167,9 +171,13 @@ pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
         bail!("nothing was recorded: this host refuses every part");
     }
     let summary = match &arguments.freeze {
-        Some(second) => give_second(second, &profile)?,
+        Some(second) => {
+            let summary = give_second(second, &profile)?;
+            signer.map_or(Ok(()), |signer| sign(second, &signer))?;
+            summary
+        }
         None => {
-            arguments.snapshot.set_profile(&profile)?;
+            arguments.snapshot.set_profile(&profile, signer.as_ref())?;
             Summary::of(&profile, snapshot)
         }
     };

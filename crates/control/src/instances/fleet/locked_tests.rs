@@ -24,6 +24,7 @@ fn fleet(folder: &std::path::Path) -> Arc<Fleet> {
         instances: Instances::in_directory(folder.join("run")),
         pool: None,
         snapshots: none(),
+        keys: None,
         planners: Vec::new(),
         region: String::new(),
         roles: None,

@@ -1,5 +1,7 @@
 //! `firn doctor`: what this host can do, what is missing, how to get it.
 
+mod security;
+
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -8,6 +10,7 @@ use firn_base::{error_chain, format_bytes};
 use serde::Serialize;
 
 use firn_memory::HostFacts;
+use firn_run::HostSecurity;
 use firn_vmm::{KVM_DEVICE, Virtualization, open_kvm};
 
 use crate::output;
@@ -19,6 +22,7 @@ use crate::output;
   firn doctor --json
   firn lab run -- firn doctor
 
+The second part of the list matters where microVMs of several tenants run: docs/concepts/security.md explains it.
 Exit code 0 where microVMs with Linux can run here or in the lab, 1 otherwise.")]
 pub(crate) struct DoctorArgs {
     /// Print one JSON object
@@ -30,7 +34,7 @@ pub(crate) struct DoctorArgs {
 #[derive(Debug, Serialize)]
 struct Finding {
     /// The property.
-    what: &'static str,
+    what: String,
     /// Whether it is as required.
     good: bool,
     /// The state found.
@@ -45,6 +49,8 @@ struct Diagnosis {
     /// Where microVMs with Linux can run: `host`, `lab` or `nowhere`.
     linux_guests: &'static str,
     findings: Vec<Finding>,
+    /// What separates microVMs of several tenants, where `good` is false for a warning.
+    security: Vec<Finding>,
 }
 
 pub(crate) fn run(arguments: &DoctorArgs) -> ExitCode {
@@ -70,10 +76,12 @@ fn diagnose() -> Diagnosis {
     let mut findings = vec![kvm, hardware, guest, lab];
     findings.extend(host_facts());
     findings.push(devdax());
-    Diagnosis { linux_guests, findings }
+    let security = security::findings(&HostSecurity::read());
+    Diagnosis { linux_guests, findings, security }
 }
 
-fn finding(what: &'static str, result: Result<String, (String, String)>) -> Finding {
+fn finding(what: &str, result: Result<String, (String, String)>) -> Finding {
+    let what = what.to_owned();
     match result {
         Ok(found) => Finding { what, good: true, found, remedy: None },
         Err((found, remedy)) => Finding { what, good: false, found, remedy: Some(remedy) },
@@ -142,7 +150,9 @@ fn host_facts() -> Vec<Finding> {
     } else {
         Err((
             "not available to this user".to_owned(),
-            "run as root, or set the sysctl vm.unprivileged_userfaultfd to 1".to_owned(),
+            "run as root, give this user access to /dev/userfaultfd, or set the sysctl \
+             vm.unprivileged_userfaultfd to 1"
+                .to_owned(),
         ))
     };
     vec![
@@ -172,16 +182,23 @@ fn devdax() -> Finding {
 }
 
 fn print(diagnosis: &Diagnosis) {
-    for finding in &diagnosis.findings {
-        let mark = if finding.good { "ok     " } else { "missing" };
-        output::line(&format!("{mark} {}: {}", finding.what, finding.found));
-        if let Some(remedy) = &finding.remedy {
-            output::line(&format!("        {remedy}"));
-        }
-    }
+    print_findings(&diagnosis.findings, "missing");
+    output::line("microVMs of several tenants:");
+    print_findings(&diagnosis.security, "warning");
     output::line(match diagnosis.linux_guests {
         "host" => "microVMs with Linux run on this host",
         "lab" => "microVMs with Linux run in the lab, where times are not meaningful",
         _ => "microVMs with Linux cannot run yet; see the missing items above",
     });
+}
+
+/// Prints findings; `bad`, which has seven letters, marks those that are not as required.
+fn print_findings(findings: &[Finding], bad: &str) {
+    for Finding { what, good, found, remedy } in findings {
+        let mark = if *good { "ok     " } else { bad };
+        output::line(&format!("{mark} {what}: {found}"));
+        if let Some(remedy) = remedy {
+            output::line(&format!("        {remedy}"));
+        }
+    }
 }
