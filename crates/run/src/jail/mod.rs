@@ -47,6 +47,7 @@ use rustix::process::geteuid;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use uuid::Uuid;
 
 use crate::error::StartError;
 
@@ -268,6 +269,8 @@ pub(crate) unsafe fn close_inherited() -> Result<(), StartError> {
 /// process.
 fn prepare() -> io::Result<()> {
     OwnFiles::of_process()?;
+    // In a static program the first one opens /dev/urandom, and keeps it.
+    let _ = Uuid::new_v4();
     // What needs these has an error of its own.
     let _ = (HostFacts::of_process(), Virtualization::of_host(), processors());
     Ok(())
