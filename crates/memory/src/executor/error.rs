@@ -5,6 +5,7 @@ use thiserror::Error;
 
 use super::StepError;
 use crate::guest_memory::ViewError;
+use crate::own_files::OwnFilesError;
 use crate::pager::PagerError;
 use crate::plan::{PlanError, Source};
 
@@ -36,6 +37,9 @@ pub enum ExecuteError {
         /// The planner that made it.
         planner: String,
     },
+    /// The files of this process cannot be opened.
+    #[error(transparent)]
+    OwnFiles(#[from] OwnFilesError),
     /// The image's descriptor cannot be examined or duplicated.
     #[error("cannot examine or duplicate the image's descriptor")]
     Image(#[source] std::io::Error),

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::guest_memory::{Backing, GuestMemory, Reservation};
 use crate::map::Mapping;
+use crate::own_files::OwnFiles;
 use crate::plan::{Advice, Layer, Plan, Segment, Sharing, Source, When, Work};
 use crate::sigbus::KnownFile;
 
@@ -159,6 +160,8 @@ pub fn execute_in(
     let mut memory = reservation.finish(backing, own).map_err(ExecuteError::View)?;
     let copied = plan.segments.iter().filter(|s| matches!(s.source, Source::Copy { .. }));
     memory.set_copied(copied.map(|s| s.guest.start..s.guest.end()).collect());
+    // A report on lost bytes reads them, when it is too late to open them.
+    OwnFiles::of_process()?;
     let known = sources.files().map(KnownFile::new).collect::<Result<_, _>>();
     memory.know_files(known.map_err(ExecuteError::Image)?);
     if plan.logs_writes() {

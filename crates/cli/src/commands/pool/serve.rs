@@ -12,6 +12,7 @@ use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use firn_memory::OwnFiles;
 use firn_pool::{Access, Listing, MappedMedium, MediumError, Pool, Recovery, Server};
 use firn_run::{Instances, MANAGER_HAS_CLIENTS, MANAGER_IN_USE};
 
@@ -76,6 +77,8 @@ pub(crate) fn run(arguments: &ServeArgs) -> anyhow::Result<ExitCode> {
     if arguments.detach {
         return detach();
     }
+    // For the report on a medium whose bytes are lost.
+    OwnFiles::of_process()?;
     let mut signals =
         Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot install signal handlers")?;
     let (pool, published) = match &arguments.medium {
