@@ -26,7 +26,7 @@ use rustix::process::geteuid;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A thread of a monitor that calls what it is told.
+/// A thread of a monitor that makes the calls of a test.
 struct Captive {
     thread: Pid,
     memory: File,

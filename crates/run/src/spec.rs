@@ -208,8 +208,8 @@ impl SourceSpec {
         Ok(Self::of_files(files, directory, descriptors))
     }
 
-    /// The same, and the root disk that the snapshot's manifest names, if it names one. The manifest
-    /// is not parsed before the verifier has confirmed it, if there is one.
+    /// The same, and the root disk that the snapshot's manifest names, if it names one. The
+    /// manifest is not parsed before the verifier has confirmed it, if there is one.
     ///
     /// # Errors
     /// [`StartError::Open`]: its files cannot be opened, or the manifest is damaged or not signed;

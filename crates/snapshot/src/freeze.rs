@@ -1,6 +1,6 @@
 //! Freezing under supervision: the supervisor makes the files, a machine in the same or in another
 //! process writes them through descriptors, and the supervisor publishes them. An extent of a pool
-//! is written by the supervisor, to whom the machine passes the bytes.
+//! is written by the supervisor, which gets the bytes from the machine.
 //!
 //! The machine may be a monitor that its guest has taken over. It names no path and publishes
 //! nothing, and the supervisor reads nothing that it wrote, except for the first bytes of
@@ -148,7 +148,7 @@ pub enum Seal {
         /// The files that fs-verity protects.
         protected: Vec<ProtectedFile>,
     },
-    /// Pass the bytes of the extent to the supervisor, who writes it. With this message come a
+    /// Pass the bytes of the extent to the supervisor, which writes it. With this message come a
     /// window of memory and a socket to pass them through. They give no access to the pool.
     Extent,
 }

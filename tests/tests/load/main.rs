@@ -165,9 +165,14 @@ fn players_in(world: &World) -> Vec<String> {
     }
     let seed = world.file("seed");
     world.firn(["player", "--trace", "hello-a", "--out"]).arg(&seed).run().ok();
-    let file = seed.join("snapshot.firn").display().to_string();
-    let parts = ["--kernel", "--initramfs", "--root", "--overlay"];
-    let files = parts.into_iter().flat_map(|part| [part.to_owned(), file.clone()]);
+    let file = |name: &str| seed.join(name).display().to_string();
+    let parts = [
+        ("--kernel", "snapshot.firn"),
+        ("--initramfs", "memory.img"),
+        ("--root", "memory.img"),
+        ("--overlay", "snapshot.firn"),
+    ];
+    let files = parts.into_iter().flat_map(|(part, name)| [part.to_owned(), file(name)]);
     std::iter::once("--software-kvm".to_owned()).chain(files).collect()
 }
 

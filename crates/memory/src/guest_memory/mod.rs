@@ -294,8 +294,8 @@ impl GuestMemory {
 
     /// Why the host cannot provide the guest's page at an address: the lost byte of the file.
     /// Without an address, the first lost byte by the lengths of the files, or the first that
-    /// fs-verity refuses to read, or that the kernel refuses to map. `None` where the page is not mapped from a file, or no such byte
-    /// is found.
+    /// fs-verity refuses to read, or that the kernel refuses to map. `None` where the page is not
+    /// mapped from a file, or no such byte is found.
     #[must_use]
     pub fn lost_backing(&self, guest_addr: Option<u64>) -> Option<LostBacking> {
         match guest_addr {

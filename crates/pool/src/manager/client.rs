@@ -407,7 +407,7 @@ impl Client {
         }
     }
 
-    /// Confines this connection, whoever uses it, to what it was granted: it can release its grants
+    /// Confines this connection for good to what it was granted: it can release its grants
     /// and give them back, replace a copy set that exists, and request
     /// [`is_current`](Self::is_current) and [`copy_set`](Self::copy_set). The manager refuses all
     /// else with [`Refusal::Confined`](super::Refusal::Confined).

@@ -16,8 +16,8 @@
 //! - **privileges**: no capability, none that it could get by executing a file, no core dumps, no
 //!   reading of its memory by other processes (capabilities(7), `PR_SET_NO_NEW_PRIVS`,
 //!   `PR_SET_DUMPABLE`);
-//! - **programs**: Landlock denies all access to files by their paths, TCP, abstract unix sockets of
-//!   other processes and signals to them (landlock(7));
+//! - **programs**: Landlock denies all access to files by their paths, TCP, abstract unix sockets
+//!   of other processes and signals to them (landlock(7));
 //! - **calls**: a filter of system calls, and a narrower one from the guest's first instruction on
 //!   (`filter.rs`, seccomp(2)).
 //!
@@ -265,8 +265,8 @@ pub(crate) unsafe fn close_inherited() -> Result<(), StartError> {
     closed.map_err(|error| StartError::session("close inherited descriptors", error))
 }
 
-/// Opens what a monitor needs of /proc, /sys and /dev while it can, and reads what is read once in a
-/// process.
+/// Opens what a monitor needs of /proc, /sys and /dev while it can, and reads what is read once in
+/// a process.
 fn prepare() -> io::Result<()> {
     OwnFiles::of_process()?;
     // In a static program the first one opens /dev/urandom, and keeps it.
@@ -320,7 +320,7 @@ pub fn enter<T>(
     build(Wall::Processes, is_first_process());
     let process = privileges::outer_process();
     build(Wall::Files, root.and_then(|root| privileges::enter(root, LinkNameSpaceType::Mount)));
-    build(Wall::User, process.and_then(privileges::become_nobody));
+    build(Wall::User, process.and_then(privileges::become_unique));
     build(Wall::Privileges, privileges::drop_all());
     build(Wall::Programs, deny_programs());
     build(Wall::Calls, filter::apply());

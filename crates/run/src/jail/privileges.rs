@@ -93,7 +93,7 @@ pub(super) fn outer_process() -> io::Result<u32> {
 
 /// Gets ids that no other process has, in a new user namespace, for a process of root. `process` is
 /// its id outside: two processes of a host have different ids, and so have their users.
-pub(super) fn become_nobody(process: u32) -> io::Result<()> {
+pub(super) fn become_unique(process: u32) -> io::Result<()> {
     if !geteuid().is_root() {
         let reason = "only root can give a process another user id";
         return Err(io::Error::new(io::ErrorKind::Unsupported, reason));

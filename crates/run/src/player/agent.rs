@@ -17,6 +17,7 @@ use firn_agent::protocol::{
     receive, send,
 };
 use firn_memory::planners::parse;
+use firn_snapshot::{OpenTwice, SnapshotFiles};
 use firn_vmm::{HostConfig, Microvm, OpenFile};
 use parking_lot::{Condvar, Mutex};
 
@@ -197,7 +198,8 @@ pub(crate) fn is_player(boot: &BootSpec) -> bool {
     boot.kernel.path.ends_with("snapshot.firn")
 }
 
-/// Restores the player's snapshot that is given as the kernel, and serves it without running it.
+/// Restores a player's snapshot, and serves it without running it. Its files come in the places of
+/// a guest's files: `snapshot.firn` as the kernel, `memory.img` as initramfs and as root disk.
 pub(crate) fn boot(
     spec: &HostSpec,
     boot: &BootSpec,
@@ -208,7 +210,16 @@ pub(crate) fn boot(
 ) -> Result<(), StartError> {
     let seed = boot.kernel.path.parent().unwrap_or(&boot.kernel.path);
     let planner = parse("dram_cached")?;
-    let directory = SourceSpec::directory(seed, &mut descriptors)?;
+    let image = OpenTwice { file: boot.initramfs.slot, again: boot.root.slot };
+    let files = SnapshotFiles {
+        container: boot.kernel.slot,
+        signature: None,
+        image: Some(image),
+        overlay: None,
+        packed: Default::default(),
+    };
+    let (files, path) = (Box::new(files), seed.to_owned());
+    let directory = SourceSpec::Directory { files, path, verify: false, verifier: None };
     let source = Source::open(&directory, &*planner, &mut descriptors)?;
     let traces = traces_of(source.snapshot().manifest()).ok_or(StartError::NotPlayer)?;
     let (function, mapped) = (traces.join(","), source.plan(&*planner, clock)?.map(kvm)?);
