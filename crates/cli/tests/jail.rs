@@ -302,6 +302,8 @@ fn the_walls_of_a_monitor_stand() {
     let limits = text("limits");
     assert!(limits.contains("Max core file size        0                    0"), "{limits}");
     assert!(limits.contains("Max open files            2048                 2048"), "{limits}");
+    let most = 64 << 20;
+    assert!(limits.contains(&format!("Max file size             {most}             {most}")));
     let environment = text("environ");
     assert!(!environment.contains("PATH="), "{environment}");
 }

@@ -335,7 +335,7 @@ impl<'a> Restored<'a> {
     pub fn resume(self) -> Result<Running<'a>, StartError> {
         let Self { mut microvm, source, plan, loader, after_resume, mut report, begin, since } =
             self;
-        jail::narrow()?;
+        jail::narrow(microvm.largest_file())?;
         microvm.resume()?;
         let (resumed, resumed_ns) = (Instant::now(), now_ns());
         report.times.resume_ns = nanoseconds(resumed - begin);

@@ -289,7 +289,7 @@ pub(crate) fn boot(
         host: guest.take_host()?,
     };
     let mut microvm = Microvm::boot(config, kvm.0?)?;
-    jail::narrow()?;
+    jail::narrow(microvm.largest_file())?;
     microvm.resume()?;
     let (resumed, resumed_ns) = (Instant::now(), firn_base::now_ns());
     let mut report = StartReport::empty();

@@ -151,13 +151,15 @@ pub(super) fn apply() -> io::Result<()> {
     Ok(())
 }
 
-/// Applies the second filter to all threads, if this process has the first.
-pub(super) fn narrow() -> io::Result<()> {
+/// Applies the second filter to all threads, if this process has the first and not the second.
+/// Returns whether it had.
+pub(super) fn narrow() -> io::Result<bool> {
     if !FILTERED.swap(false, Ordering::SeqCst) {
-        return Ok(());
+        return Ok(false);
     }
     let applied = || install(denied()?, SeccompAction::Allow, SeccompAction::Trap);
-    applied().map_err(|error| io::Error::other(ErrorChain::of(&error)))
+    applied().map_err(|error| io::Error::other(ErrorChain::of(&error)))?;
+    Ok(true)
 }
 
 fn install(rules: Rules, otherwise: SeccompAction, matched: SeccompAction) -> Result<()> {

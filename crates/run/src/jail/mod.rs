@@ -3,8 +3,9 @@
 //! A monitor enters the jail at its first line, while it has one thread and no guest. The walls are
 //! the kernel's:
 //!
-//! - **descriptors**: it has those that it was given and those that it opens before, and not many
-//!   (close_range(2), `RLIMIT_NOFILE`);
+//! - **descriptors**: it has those that it was given and those that it opens before, and not many,
+//!   and writes no larger file than its guest needs (close_range(2), `RLIMIT_NOFILE`,
+//!   `RLIMIT_FSIZE`);
 //! - **network**: an empty network namespace, which all monitors of a supervisor share: making one
 //!   for each takes 0.4 ms (network_namespaces(7));
 //! - **names**: ipc and uts namespaces of its own;
@@ -104,7 +105,7 @@ impl fmt::Display for JailMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wall {
-    /// Descriptors that it was not given, and their number.
+    /// Descriptors that it was not given, their number, and the size of files.
     Descriptors,
     /// The network namespace.
     Network,
@@ -333,13 +334,18 @@ pub fn enter<T>(
     }
 }
 
-/// Narrows the filter of system calls of a jailed process, before its guest's first instruction.
+/// Narrows a jailed process before its guest's first instruction: the filter of system calls, and
+/// the size of the files that it writes, `largest_file` bytes.
 ///
 /// # Errors
 /// [`StartError::Jail`].
-pub(crate) fn narrow() -> Result<(), StartError> {
-    let reason = |error| error_chain(&error);
-    filter::narrow().map_err(|error| StartError::Jail { wall: Wall::Calls, reason: reason(error) })
+pub(crate) fn narrow(largest_file: u64) -> Result<(), StartError> {
+    let denied =
+        |wall| move |error: io::Error| StartError::Jail { wall, reason: error_chain(&error) };
+    if !filter::narrow().map_err(denied(Wall::Calls))? {
+        return Ok(());
+    }
+    privileges::limit_files(largest_file).map_err(denied(Wall::Descriptors))
 }
 
 /// Whether the supervisor has made this process the first of a pid namespace.

@@ -22,6 +22,10 @@ use rustix::thread::{
 /// The most descriptors of a monitor: one for each connection of its guest's sockets, and its own.
 const MAX_DESCRIPTORS: u64 = 2048;
 
+/// What a small guest's monitor writes too: its other files of a snapshot, and a window of memory
+/// for its supervisor, bytes.
+const LEAST_FILE: u64 = 64 << 20;
+
 /// The first of the user ids of monitors: no system gives those from 0x7000_0000 to 0x7fff_ffff to
 /// anything else (systemd's UIDS-GIDS.md). A process id is below 2^22.
 const FIRST_USER: u32 = 0x7000_0000;
@@ -42,6 +46,13 @@ pub(super) unsafe fn close_inherited() -> io::Result<()> {
 pub(super) fn limit_descriptors() -> io::Result<()> {
     let all = Some(MAX_DESCRIPTORS);
     Ok(setrlimit(Resource::Nofile, Rlimit { current: all, maximum: all })?)
+}
+
+/// Limits the size of the files that are written: what is larger fails with `EFBIG`, because the
+/// first process of a pid namespace ignores `SIGXFSZ`.
+pub(super) fn limit_files(bytes: u64) -> io::Result<()> {
+    let all = Some(bytes.max(LEAST_FILE));
+    Ok(setrlimit(Resource::Fsize, Rlimit { current: all, maximum: all })?)
 }
 
 /// Enters new namespaces.

@@ -224,6 +224,13 @@ impl Microvm {
         self.vm.memory.clone()
     }
 
+    /// Size of the largest file that this microVM writes, bytes: its memory at a freeze, or its
+    /// writable disk.
+    #[must_use]
+    pub fn largest_file(&self) -> u64 {
+        self.memory().layout().total_bytes().max(self.devices.written_disk_size())
+    }
+
     /// The host memory that the guest's memory uses now.
     ///
     /// # Errors

@@ -145,6 +145,11 @@ impl VirtioSet {
         self.disks.iter().map(|disks| disks.root_info.describe()).collect()
     }
 
+    /// Size of the writable disk, bytes; 0 if there is none.
+    pub(super) fn written_disk_size(&self) -> u64 {
+        self.disks.as_ref().map_or(0, |disks| disks.overlay.lock().device().disk().size())
+    }
+
     /// Passes the writable disk's content, as the guest sees it, to `read`; `None` if there is no
     /// such disk.
     pub(super) fn with_overlay<T>(&self, read: impl FnOnce(Option<&mut dyn DiskSource>) -> T) -> T {
