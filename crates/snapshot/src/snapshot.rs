@@ -151,9 +151,9 @@ impl Snapshot {
         Ok(Self { statement, image_again, packed_files: packed, ..snapshot })
     }
 
-    /// Opens the snapshot that the extent of a pool holds, as [`write_extent`](crate::write_extent)
-    /// wrote it: `image` is the extent's guest memory, `tail` its tail, and `name` the snapshot's
-    /// name in errors.
+    /// Opens the snapshot that the extent of a pool holds, as a [freeze](crate::freeze()) wrote it:
+    /// `image` is the extent's guest memory, `tail` its tail, and `name` the snapshot's name in
+    /// errors.
     ///
     /// It reads and checks the same as [`Snapshot::open`]. The caller keeps the extent pinned.
     ///
