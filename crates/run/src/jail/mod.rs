@@ -269,6 +269,7 @@ pub(crate) unsafe fn close_inherited() -> Result<(), StartError> {
 /// Opens what a monitor needs of /proc, /sys and /dev while it can, and reads what is read once in
 /// a process.
 fn prepare() -> io::Result<()> {
+    privileges::keep_heaps()?;
     OwnFiles::of_process()?;
     // In a static program the first one opens /dev/urandom, and keeps it.
     let _ = Uuid::new_v4();
