@@ -71,10 +71,14 @@ fn monitor_tests_run_modules_and_programs_in_one_lab() {
         "-p firn --test bench",
         "-p firn --test capacity",
         "-p firn --test drift",
+        "-p firn --test jail",
         "-p firn --test monitor",
         "-p firn --test paged_planners",
         "-p firn --test pager",
         "-p firn --test pool_refusals",
+        "-p firn --test signatures",
+        "-p firn --test supervisor",
+        "-p firn --test thaw",
         "-p firn --test tier",
     ];
     assert_eq!(commands.len(), built.len() + 1);
@@ -84,11 +88,11 @@ fn monitor_tests_run_modules_and_programs_in_one_lab() {
     assert_eq!(
         commands[built.len()],
         "/t/release/firn lab run --cpus 1 --timeout 3600 --in firn_vmm --in firn_bench --in firn --in bad_profiles \
-         --in bench --in capacity --in drift --in monitor --in paged_planners --in pager --in pool_refusals --in tier \
+         --in bench --in capacity --in drift --in jail --in monitor --in paged_planners --in pager --in pool_refusals --in signatures --in supervisor --in thaw --in tier \
          --env FIRN_REQUIRE=kvm,root,disk,cpu_limits -- sh -c 'mkdir -p /t/debug; ln -s /bin/firn /t/debug/firn; failed=; \
          for program in /in/firn_vmm /in/firn_bench /in/firn; do $program --test-threads=1 microvm:: player:: floor:: \
          freeze:: tier::emulated:: systor:: commands::profile:: || failed=1; done; for program in /in/bad_profiles /in/bench /in/capacity \
-         /in/drift /in/monitor /in/paged_planners /in/pager /in/pool_refusals /in/tier; do $program --test-threads=1 || failed=1; done; \
+         /in/drift /in/jail /in/monitor /in/paged_planners /in/pager /in/pool_refusals /in/signatures /in/supervisor /in/thaw /in/tier; do $program --test-threads=1 || failed=1; done; \
          test -z \"$failed\"'"
     );
 }
@@ -175,8 +179,10 @@ fn load_runs_on_players_and_on_guests() {
     assert_eq!(commands("test-load", host(false, false)).len(), 5);
     let short = commands("test-load-short", host(true, false));
     assert_eq!(short[..2], [build.clone(), players[0].clone()]);
-    let requests =
-        format!("{} requests_beside_kills a_killed_manager", players[1].replace("10000", "500"));
+    let requests = format!(
+        "{} requests_beside_kills a_killed_manager a_snapshot_without_its_signature",
+        players[1].replace("10000", "500")
+    );
     assert_eq!(short[2], requests);
 }
 

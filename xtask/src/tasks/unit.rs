@@ -27,15 +27,19 @@ const KVM_UNIT_TESTS: [(&str, &str); 3] = [
 /// Test programs of the package firn that require a KVM. Without one they pass without a check, and
 /// `monitor-tests` runs them in the lab. The program `lost` is in `lab-tests`, because KVM handles
 /// its faults differently there.
-const KVM_PROGRAMS: [&str; 9] = [
+const KVM_PROGRAMS: [&str; 13] = [
     "bad_profiles",
     "bench",
     "capacity",
     "drift",
+    "jail",
     "monitor",
     "paged_planners",
     "pager",
     "pool_refusals",
+    "signatures",
+    "supervisor",
+    "thaw",
     "tier",
 ];
 
