@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use firn_base::now_ns;
 use firn_pool::Client;
+use firn_run::jail::{Jail, JailMode};
 use firn_run::monitor::{Monitor, Progress};
 use firn_run::{
     Descriptors, HostSpec, Making, Origin, ReplaySpec, SourceSpec, StartError, StartReport,
@@ -166,6 +167,8 @@ pub(crate) struct Player<'a> {
     pub(crate) warm: bool,
     /// Whether it ends without checking all its memory.
     pub(crate) unchecked: bool,
+    /// Whether its monitor is jailed.
+    pub(crate) jailed: bool,
 }
 
 impl Player<'_> {
@@ -222,7 +225,11 @@ impl Player<'_> {
     }
 
     fn spawn(&self) -> Result<Monitor, StartError> {
-        Monitor::spawn(self.program, KVM_DEVICE.as_ref())
+        let kvm = KVM_DEVICE.as_ref();
+        if self.jailed {
+            return Monitor::spawn(self.program, kvm);
+        }
+        Monitor::spawn_in(None, &Jail::new(JailMode::Off), self.program, kvm)
     }
 
     /// The shape of its microVM.

@@ -20,6 +20,7 @@ fn player<'a>(
         input: None,
         warm: false,
         unchecked: false,
+        jailed: true,
     }
 }
 

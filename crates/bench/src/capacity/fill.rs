@@ -46,6 +46,7 @@ impl Fill<'_> {
                 input: None,
                 warm: false,
                 unchecked: false,
+                jailed: true,
             };
             batch.start(player, number, None)?;
             if let Some(instance) = batch.instances.back_mut() {

@@ -184,6 +184,7 @@ impl FloorComparison {
                 input: None,
                 warm: false,
                 unchecked: false,
+                jailed: true,
             }],
             1,
             Vec::new(),

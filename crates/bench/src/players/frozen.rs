@@ -25,6 +25,8 @@ pub struct Subject {
     pub packs: bool,
     /// Whether its microVMs start from ready clones.
     pub ready: bool,
+    /// Whether its monitors are jailed.
+    pub jailed: bool,
 }
 
 impl Subject {

@@ -129,6 +129,7 @@ pub(super) fn subjects(
                 in_pool,
                 packs,
                 ready: false,
+                jailed: true,
             });
         }
         for (planner, reason) in selection.left_out {

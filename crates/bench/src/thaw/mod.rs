@@ -47,6 +47,8 @@ pub struct ThawConfig {
     pub order: u64,
     /// Whether microVMs start in monitors that stand by for them.
     pub standby: bool,
+    /// Measure each planner also with monitors that are not jailed.
+    pub unjailed: bool,
     /// Planners whose microVMs start from ready clones, as in [`PlayersConfig::planners`].
     pub ready: Vec<String>,
     /// Starts of each planner on each player at random intervals, after the runs; none waits for an
@@ -71,6 +73,7 @@ impl Default for ThawConfig {
             noise: false,
             order: fastrand::u32(..).into(),
             standby: false,
+            unjailed: false,
             ready: Vec::new(),
             open_loop: 0,
             mix: None,
@@ -125,6 +128,10 @@ impl ThawConfig {
             subjects.extend_from_within(..);
         } else {
             subjects.extend(to_repeat(&subjects).cloned());
+        }
+        if self.unjailed {
+            let unjailed = subjects.iter().map(|s| Subject { jailed: false, ..s.clone() });
+            subjects.extend(unjailed.collect::<Vec<_>>());
         }
         let mut caches: Vec<Cache> = Vec::new();
         for cache in &self.caches {

@@ -121,6 +121,10 @@ pub struct Row {
     /// Request to the first line of the monitor; a part of `start_to_resume_ms`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process_start_ms: Option<Summary>,
+    /// Entering the jail, which a start from a standby monitor has behind it; else a part of
+    /// `process_start_ms`. `None` without a jail.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jail_ms: Option<Summary>,
     /// A running vCPU to the first touch that serves the request, where the player knows it; a part
     /// of `resume_to_last_page_ms`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -344,6 +348,7 @@ impl Row {
             resume_to_last_page_ms: summary(&|r| milliseconds(replay_ns(r)))?,
             total_ms: summary(&total_ms)?,
             process_start_ms: optional(&|r| r.times.process_start_ns),
+            jail_ms: optional(&|r| r.jail.as_ref().map(|jail| jail.ns)),
             connect_ms: optional(&|r| r.times.connect_ns),
             warm_ms: optional(&|r| r.times.warm_ns),
             read_only_loads: Some(count(&|r| {

@@ -248,7 +248,7 @@ impl Session {
     /// What all rows of a subject on a player share.
     fn head(&self, player: &FrozenPlayer, subject: &Subject, cache: Cache, host: &Host) -> RowHead {
         RowHead {
-            planner: subject.planner.clone(),
+            planner: row_name(subject),
             label: None,
             trace: player.trace.clone(),
             concurrency: self.concurrency,
@@ -350,6 +350,7 @@ impl Session {
             faults: self.faults,
             warm: self.warm,
             unchecked: false,
+            jailed: subject.jailed,
         }
     }
 
@@ -513,7 +514,14 @@ fn cache_of(subject: &Subject, state: Cache) -> Cache {
 
 /// The indices of a planner among the subjects.
 fn twins(subjects: &[&Subject], subject: &Subject) -> Vec<usize> {
-    (0..subjects.len()).filter(|&i| subjects[i].planner == subject.planner).collect()
+    let of = |subject: &Subject| (subject.planner.clone(), subject.jailed);
+    (0..subjects.len()).filter(|&i| of(subjects[i]) == of(subject)).collect()
+}
+
+/// The planner's name in a row.
+fn row_name(subject: &Subject) -> String {
+    let planner = &subject.planner;
+    if subject.jailed { planner.clone() } else { format!("{planner} without a jail") }
 }
 
 /// The order of `n` subjects in a round.

@@ -16,6 +16,7 @@ fn subject(planner: &str) -> Subject {
         in_pool: false,
         packs: false,
         ready: false,
+        jailed: true,
     }
 }
 

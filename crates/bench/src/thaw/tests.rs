@@ -7,6 +7,7 @@ fn subjects(names: &[&str]) -> Vec<Subject> {
         in_pool: name.starts_with("pass"),
         packs: false,
         ready: false,
+        jailed: true,
     };
     names.iter().map(subject).collect()
 }

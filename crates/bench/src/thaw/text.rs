@@ -15,7 +15,8 @@ pool, which are not the microVM's DRAM; index and imaging (making a replica equa
 free pages: bytes that a run read for pages that the guest held free at the freeze (cold page cache); settle: time that the pool's \
 manager needs after a run to prepare the next; starts at random intervals: 5 to 500 ms apart, none waits for an earlier one or for the \
 manager (--open-loop); warm: a second invocation of the same microVM, whose counts and bytes are in no row (--warm); fallbacks: those that did not find what is made ahead for them; standby: memory of one standby monitor before the request, the kernel's own \
-for it included (--standby); ready: memory of one ready clone before the request, its copy included, and making: how long that took (--ready); \
+for it included (--standby); ready: memory of one ready clone before the request, its copy included, and making: how long that took (--ready); jail: \
+entering it, a part of the process's start (--unjailed measures without it, too); \
 burst: first request of a run to the last page of its last microVM; planners that map from a pool use no page cache";
 
 impl Results {
@@ -97,6 +98,7 @@ const TIMES: &[&str] = &[
     "imaging, ms",
     "settle, ms",
     "making, ms",
+    "jail, ms",
 ];
 
 fn times(invocation: Invocation<'_>) -> Vec<String> {
@@ -128,6 +130,7 @@ fn times(invocation: Invocation<'_>) -> Vec<String> {
     cells.push(or_none(row.imaging_ms));
     cells.push(or_none(row.settle_ms));
     cells.push(or_none(row.making_ms));
+    cells.push(or_none(row.jail_ms));
     cells
 }
 

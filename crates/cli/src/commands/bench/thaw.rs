@@ -62,6 +62,9 @@ pub(crate) struct BenchThawArgs {
     /// the request
     #[arg(long)]
     standby: bool,
+    /// Measure each planner also with monitors that are not jailed, in the same rounds
+    #[arg(long)]
+    unjailed: bool,
     /// Start the microVMs of these planners from ready clones: all of a start but the identity and
     /// the resume is done before the request. Of a pool's planners each clone has its copy or
     /// replica
@@ -115,6 +118,7 @@ pub(super) fn run(arguments: &BenchThawArgs) -> anyhow::Result<()> {
         noise: arguments.noise,
         order: arguments.order.unwrap_or(ThawConfig::default().order),
         standby: arguments.standby,
+        unjailed: arguments.unjailed,
         ready: arguments.ready.clone(),
         open_loop: arguments.open_loop,
         mix: arguments.mix,
