@@ -450,6 +450,7 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
             in_pool: false,
             packs: false,
             ready: false,
+            jailed: true,
         }],
         runs: 3,
         warm_up: 0,

@@ -330,7 +330,6 @@ impl Arm<'_> {
             cache: self.tier.cache(),
             run: 1,
             unchecked: false,
-            jailed: true,
         };
         Ok(Cell {
             tier: self.at.tier.to_owned(),
