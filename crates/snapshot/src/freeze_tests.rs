@@ -1,14 +1,11 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
-
-use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
 
 use super::*;
 use crate::tests::support::{
-    Memory, description, destination, file_with, freeze_generation, freeze_to, machine, names_in,
-    open_generation,
+    Managed, Memory, description, destination, file_with, freeze_generation, freeze_to, machine,
+    names_in, open_generation,
 };
 use crate::{Contents, ImageKind, Verify, Writer, open_pooled};
 
@@ -158,30 +155,13 @@ fn descriptors_are_counted_and_steps_belong_together() {
     assert!(matches!(error, Err(FreezeError::NotBegun)), "{error:?}");
 }
 
-/// A pool in memory, and its manager.
-struct Managed {
-    dir: tempfile::TempDir,
-    _server: Server,
-}
-
-impl Managed {
-    fn new() -> Self {
-        let options = MemfdOptions { size: 32 << 20, huge: None, node: None };
-        let medium = Arc::new(MappedMedium::memfd(options).unwrap());
-        let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        let server = Server::start(&dir.path().join("pool.sock"), pool).unwrap();
-        Self { dir, _server: server }
-    }
-}
-
 #[test]
 fn a_pool_without_room_is_reported_and_keeps_its_snapshot() {
-    let pool = Managed::new();
+    let pool = Managed::new(32 << 20);
     let memory = Memory::zeroed(20);
     let mut liar = Liar::of(&memory);
     liar.begun = |_| Begun::Extent { guest_bytes: 1 << 62, tail_bytes: 4096 };
-    let socket = pool.dir.path().join("pool.sock");
+    let socket = pool.socket();
     let to = || Destination::Pool { socket: socket.clone(), name: "hello".into() };
     freeze_to(&mut Liar::of(&memory), to(), ImageKind::Dense).unwrap();
     let error = freeze_to(&mut liar, to(), ImageKind::Dense).unwrap_err();

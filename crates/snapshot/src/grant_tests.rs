@@ -1,41 +1,22 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
-use std::sync::Arc;
 
-use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server, Window};
+use firn_pool::Window;
 
 use super::{Grant, OpenPooledError, Verify, open_pooled, open_replica};
 use crate::extent::{ExtentPlan, ExtentTarget};
 use crate::in_pool::GrantedExtent;
-use crate::tests::support::{Memory, description, file_with, freeze_to, machine, pass_extent};
+use crate::tests::support::{
+    Managed, Memory, description, file_with, freeze_to, machine, pass_extent,
+};
 use crate::transfer::Part;
 use crate::{
     CheckExtentError, Contents, Destination, FreezeError, ImageKind, NotFrozen, ReadAt, Snapshot,
     check_extent,
 };
 
-/// A pool in memory, and its manager.
-struct Managed {
-    dir: tempfile::TempDir,
-    _server: Server,
-}
-
 impl Managed {
-    fn new(size: u64) -> Self {
-        let options = MemfdOptions { size, huge: None, node: None };
-        let medium = Arc::new(MappedMedium::memfd(options).unwrap());
-        let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        let server = Server::start(&dir.path().join("pool.sock"), pool).unwrap();
-        Self { dir, _server: server }
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.dir.path().join("pool.sock")
-    }
-
     fn freeze(&self, name: &str, memory: &mut Memory, state: u8) -> Result<(), FreezeError> {
         let machine = machine(description(), &[state; 64]);
         self.freeze_contents(name, &mut Contents::new(memory, machine))

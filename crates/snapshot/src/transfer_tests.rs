@@ -3,21 +3,17 @@ use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use firn_pool::{
-    Client, CreateOptions, ExtentState, MappedMedium, MemfdOptions, Pool, Server, Window,
-};
+use firn_pool::{Client, ExtentState, Window};
 use rustix::net::{SendFlags, send};
 
 use super::{Message, PIECE, PIECE_PAGES, Part, Pieces, Receiver};
 use crate::extent::ExtentTarget;
 use crate::freeze::into_pool;
 use crate::page_set::PageSet;
-use crate::tests::support::{Memory, description, machine};
+use crate::tests::support::{Managed, Memory, description, machine};
 use crate::{
     Begin, Begun, Contents, Freeze, FreezeError, FreezeReport, NotFrozen, Seal, Target, Verify,
     open_pooled,
@@ -85,26 +81,8 @@ impl<F: FnMut(Passed) -> Sealed> Freeze for Hostile<F> {
     }
 }
 
-struct Managed {
-    dir: tempfile::TempDir,
-    _server: Server,
-}
-
 impl Managed {
-    fn new() -> Self {
-        let options = MemfdOptions { size: 64 << 20, huge: None, node: None };
-        let medium = Arc::new(MappedMedium::memfd(options).unwrap());
-        let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        let server = Server::start(&dir.path().join("pool.sock"), pool).unwrap();
-        Self { dir, _server: server }
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.dir.path().join("pool.sock")
-    }
-
-    fn freeze<M: Freeze>(&self, machine: &mut M) -> Result<FreezeReport, NotFrozen<M::Error>> {
+    fn freeze_from<M: Freeze>(&self, machine: &mut M) -> Result<FreezeReport, NotFrozen<M::Error>> {
         let begin = Begin { target: Target::Extent, function: None };
         into_pool(machine, &self.socket(), "hello", begin, LIMIT)
     }
@@ -114,7 +92,7 @@ impl Managed {
         let mut memory = Memory::zeroed(700);
         memory.fill(699, 7);
         let mut contents = Contents::new(&memory, machine(description(), b"state"));
-        self.freeze(&mut contents).unwrap();
+        self.freeze_from(&mut contents).unwrap();
     }
 
     /// The states of the extents.
@@ -130,10 +108,10 @@ fn hostile(pass: impl FnMut(Passed) -> Sealed) -> NotFrozen<FreezeError> {
 }
 
 fn hostile_with(mut machine: Hostile<impl FnMut(Passed) -> Sealed>) -> NotFrozen<FreezeError> {
-    let pool = Managed::new();
+    let pool = Managed::new(64 << 20);
     pool.freeze_well();
     let before = pool.extents();
-    let error = pool.freeze(&mut machine).unwrap_err();
+    let error = pool.freeze_from(&mut machine).unwrap_err();
     // The manager frees the extent when it finds the connection closed.
     let begin = Instant::now();
     while pool.extents() != before {
@@ -307,12 +285,12 @@ fn a_window_cannot_become_shorter_and_the_descriptors_are_no_part_of_the_pool() 
 
 #[test]
 fn the_supervisor_writes_what_is_in_the_window_and_zeros_elsewhere() {
-    let pool = Managed::new();
+    let pool = Managed::new(64 << 20);
     // Old bytes.
     let mut old = Memory::zeroed(2000);
     (0..2000).for_each(|page| old.fill(page, 0xa5));
     let mut contents = Contents::new(&old, machine(description(), b"state"));
-    pool.freeze(&mut contents).unwrap();
+    pool.freeze_from(&mut contents).unwrap();
     Client::connect(&pool.socket()).unwrap().reclaim("hello").unwrap();
     let pass = |passed: Passed| {
         let window = File::from(passed.window.try_clone().unwrap());
@@ -324,7 +302,7 @@ fn the_supervisor_writes_what_is_in_the_window_and_zeros_elsewhere() {
         passed.send(&message(0, 3, 1));
         Ok(FreezeReport::default())
     };
-    let report = pool.freeze(&mut Hostile { pass, connection: None }).unwrap();
+    let report = pool.freeze_from(&mut Hostile { pass, connection: None }).unwrap();
     let extent = Client::connect(&pool.socket()).unwrap().snapshot("hello").unwrap().map().unwrap();
     let mut guest = vec![1; usize::try_from(GUEST).unwrap()];
     extent.read_guest(0, &mut guest);

@@ -4,8 +4,10 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
+use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
 use uuid::Uuid;
 
 use crate::extent::{ExtentPlan, ExtentTarget};
@@ -85,6 +87,28 @@ pub(crate) fn destination() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("snapshot");
     (dir, path)
+}
+
+/// A pool in memory and its manager.
+pub(crate) struct Managed {
+    pub(crate) dir: tempfile::TempDir,
+    _server: Server,
+}
+
+impl Managed {
+    /// A pool of `size` bytes.
+    pub(crate) fn new(size: u64) -> Self {
+        let options = MemfdOptions { size, huge: None, node: None };
+        let medium = Arc::new(MappedMedium::memfd(options).unwrap());
+        let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let server = Server::start(&dir.path().join("pool.sock"), pool).unwrap();
+        Self { dir, _server: server }
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.dir.path().join("pool.sock")
+    }
 }
 
 /// A temporary file with these bytes.
