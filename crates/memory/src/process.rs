@@ -108,22 +108,14 @@ impl ProcessCounters {
     }
 }
 
-/// Has the kernel end a process that runs a microVM, when memory is short, before the process that
-/// started it (proc(5), `oom_score_adj`). Raising the score needs no privileges. A process that has
-/// already ended is not an error.
+/// Has the kernel end this process, which runs a microVM, when memory is short, before the process
+/// that started it (proc(5), `oom_score_adj`). Raising the score needs no privileges.
 ///
 /// # Errors
 ///
 /// The error of the write to /proc.
-pub fn prefer_as_victim(process: u32) -> io::Result<()> {
-    match fs::write(format!("/proc/{process}/oom_score_adj"), "1000") {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        // The process has ended and was not waited for yet.
-        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {
-            Ok(())
-        }
-        result => result,
-    }
+pub fn prefer_as_victim() -> io::Result<()> {
+    fs::write("/proc/self/oom_score_adj", "1000")
 }
 
 #[cfg(test)]

@@ -4,8 +4,7 @@
 //! from memory with a guest in ring 3, [`Microvm::restore`] from a snapshot over memory that a plan
 //! laid out. [`Microvm::run`] serves it until its [`End`], and a [freeze](firn_snapshot::Freeze)
 //! writes a snapshot. Other threads use it through a [`Handle`], other processes through a control
-//! socket
-//! ([`serve_control`]).
+//! socket ([`serve_control`]).
 //!
 //! The guest is hostile: the monitor validates everything that the guest writes. The crate does
 //! not depend on functions or the daemon.

@@ -79,7 +79,7 @@ pub fn serve(kvm: &Path, jail: JailMode, shared: Option<&SharedPaths>) -> Result
     let connection =
         Arc::new(connection.map_err(|error| StartError::session("use standard input", error))?);
     // Before there is a second thread.
-    let prepared = prefer_as_victim(std::process::id())
+    let prepared = prefer_as_victim()
         .map_err(|error| StartError::session("be the first to end where memory is short", error))
         .and_then(|()| jail::enter(jail, shared, || KvmDevice::from(kvm)));
     let (jail, mut kvm) = prepared.inspect_err(|error| {
