@@ -213,10 +213,12 @@ fn freed_pages_are_recorded_and_reported_pages_are_never_read() {
         let counts = zone.split_whitespace().skip(4).map(|count| count.parse::<u64>().unwrap());
         counts.zip(0..).map(|(count, order)| count << order).collect::<Vec<_>>()
     });
-    // Between the two counts the guest collects garbage and writes files back.
+    // Between the two counts the guest collects garbage and writes files back. Blocks that it is
+    // reporting, up to 32 of 1024 pages, are on no list (Linux mm/page_reporting.c).
     let (buddyinfo, found): (u64, _) = (counts.sum(), lists.pages.len() as u64);
+    let reporting = 32 * 1024;
     assert!(
-        buddyinfo.abs_diff(found) < buddyinfo / 10,
+        found < buddyinfo + buddyinfo / 10 && found + reporting > buddyinfo - buddyinfo / 10,
         "the guest counts {buddyinfo}, the snapshot has {found}"
     );
 
