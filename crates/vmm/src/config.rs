@@ -11,7 +11,7 @@ use crate::arch::cpu_model::CpuModel;
 use crate::bus::MmioDevice;
 use crate::console::Console;
 use crate::open_file::OpenFile;
-use crate::virtio::VsockListener;
+use crate::virtio::{Network, NetworkConfig, VsockListener};
 
 /// The most vCPUs of a microVM.
 pub(crate) const MAX_VCPUS: u8 = 4;
@@ -38,6 +38,8 @@ pub struct BootConfig {
     /// Size of the writable disk, bytes: zeros follow the file. A disk is as large as its file at
     /// least.
     pub disk_size: u64,
+    /// The guest's network device; `None` for a guest without one.
+    pub network: Option<NetworkConfig>,
     /// The host's resources.
     pub host: HostConfig,
 }
@@ -70,6 +72,8 @@ pub struct HostConfig {
     pub vsock: Option<VsockListener>,
     /// Where the guest's disk writes go; `None` to keep them in memory.
     pub scratch: Option<Scratch>,
+    /// The other side of the guest's network device. A guest without the device has none.
+    pub network: Network,
     /// The output of the serial console.
     pub console: Console,
     /// The VM generation id: a value that no other microVM ever had. A new id tells a guest that it

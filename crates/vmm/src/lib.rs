@@ -52,4 +52,7 @@ pub use open_file::{OpenFile, OpenFileError};
 pub use state::DecodeStateError;
 pub use vcpu::state::{RestoreVcpuError, SaveVcpuError};
 pub use vcpu::{VcpuFailure, VcpuThreadError};
-pub use virtio::{BindVsockError, VsockBroker, VsockConnector, VsockListener, scratch_file};
+pub use virtio::{
+    BindVsockError, Network, NetworkBackend, NetworkConfig, NetworkCounters, OpenTapError,
+    RateLimit, RateLimiter, Tap, Traffic, VsockBroker, VsockConnector, VsockListener, scratch_file,
+};

@@ -10,10 +10,13 @@ use thiserror::Error;
 use crate::console::SerialRegisters;
 use crate::kvm::VmState;
 use crate::vcpu::state::VcpuState;
-use crate::virtio::{DeviceState, QueueRegisters, TransportState};
+use crate::virtio::{DeviceState, NetState, QueueRegisters, TransportState};
 
-/// Version of the machine state that this build writes and reads.
-pub(crate) const MACHINE_STATE_VERSION: u32 = 1;
+/// The newest version of the machine state that this build writes and reads. It differs from
+/// version 1, which it reads as well, in a kind of device.
+pub(crate) const MACHINE_STATE_VERSION: u32 = 2;
+/// The version of a machine without a network device, which earlier builds read.
+const WITHOUT_NETWORK: u32 = 1;
 
 /// The machine state.
 #[derive(Debug, Serialize, Deserialize)]
@@ -30,13 +33,13 @@ pub(crate) struct MachineState {
 pub enum DecodeStateError {
     /// The state was written by another version of firn.
     #[error(
-        "the snapshot's machine state has version {found}, and this firn reads version {supported}: \
+        "the snapshot's machine state has version {found}, and this firn reads versions up to {supported}: \
          freeze the function again with this firn, or thaw it with the firn that froze it"
     )]
     Version {
         /// Version in the snapshot's header.
         found: u32,
-        /// Version of this build.
+        /// Newest version of this build.
         supported: u32,
     },
     /// The content does not parse although its checksum is correct: a defect of the writer.
@@ -48,12 +51,25 @@ pub enum DecodeStateError {
 }
 
 impl MachineState {
+    /// The guest's network device, if it has one.
+    pub(crate) fn network(&self) -> Option<NetState> {
+        self.virtio.iter().find_map(|transport| match transport.device {
+            DeviceState::Net(state) => Some(state),
+            _ => None,
+        })
+    }
+
+    /// The oldest version that has everything in this state.
+    pub(crate) fn version(&self) -> u32 {
+        if self.network().is_some() { MACHINE_STATE_VERSION } else { WITHOUT_NETWORK }
+    }
+
     pub(crate) fn encode(&self) -> Result<Vec<u8>, postcard::Error> {
         postcard::to_stdvec(self)
     }
 
     pub(crate) fn decode(version: u32, bytes: &[u8]) -> Result<Self, DecodeStateError> {
-        if version != MACHINE_STATE_VERSION {
+        if !(WITHOUT_NETWORK..=MACHINE_STATE_VERSION).contains(&version) {
             return Err(DecodeStateError::Version {
                 found: version,
                 supported: MACHINE_STATE_VERSION,
@@ -64,16 +80,17 @@ impl MachineState {
     }
 }
 
-/// Sizes of the structs of version 1. If the build fails here, the format of the machine state has
+/// Sizes of the structs of version 2. If the build fails here, the format of the machine state has
 /// changed: increment [`MACHINE_STATE_VERSION`], and add a golden state of the new version.
 const _: () = {
-    assert!(MACHINE_STATE_VERSION == 1);
+    assert!(MACHINE_STATE_VERSION == 2);
     assert!(size_of::<MachineState>() == 160);
     assert!(size_of::<VmState>() == 72);
     assert!(size_of::<VcpuState>() == 6216);
     assert!(size_of::<SerialRegisters>() == 40);
     assert!(size_of::<TransportState>() == 88);
     assert!(size_of::<DeviceState>() == 32);
+    assert!(size_of::<NetState>() == 8);
     assert!(size_of::<QueueRegisters>() == 40);
     assert!(size_of::<kvm_irqchip>() == 520);
     assert!(size_of::<kvm_cpuid_entry2>() == 40);

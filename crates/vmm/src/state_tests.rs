@@ -8,11 +8,14 @@ use crate::console::SerialRegisters;
 use crate::kvm::VmState;
 use crate::vcpu::state::VcpuState;
 use crate::virtio::{
-    BalloonState, BlockState, DeviceState, QueueRegisters, TransportState, VsockState,
+    BalloonState, BlockState, DeviceState, NetState, QueueRegisters, TransportState, VsockState,
 };
 
 /// Machine state of version 1, written by the first firn. It never changes.
 const GOLDEN: &[u8] = include_bytes!("../tests/golden/machine-state-v1.bin");
+
+/// The same of version 2, with a network device in place of the socket device.
+const GOLDEN_V2: &[u8] = include_bytes!("../tests/golden/machine-state-v2.bin");
 
 /// All values of one type are distinct, so that swapped fields are detected.
 fn state() -> MachineState {
@@ -83,7 +86,7 @@ fn state() -> MachineState {
 
 #[test]
 fn the_encoding_of_version_1_does_not_change() {
-    assert_eq!(MACHINE_STATE_VERSION, 1);
+    assert_eq!(state().version(), 1);
     assert!(state().encode().unwrap() == GOLDEN, "the encoding of version 1 has changed");
     let decoded = MachineState::decode(1, GOLDEN).unwrap();
     assert!(decoded.encode().unwrap() == GOLDEN);
@@ -92,11 +95,24 @@ fn the_encoding_of_version_1_does_not_change() {
 }
 
 #[test]
+fn a_network_device_is_version_2() {
+    let mut state = state();
+    let network = NetState { mac: [41, 42, 43, 44, 45, 46], mtu: 47 };
+    let TransportState { queues, .. } = state.virtio.remove(3);
+    let transport = TransportState { queues, device: DeviceState::Net(network), ..state.virtio[0] };
+    state.virtio.push(transport);
+    assert_eq!((state.version(), MACHINE_STATE_VERSION), (2, 2));
+    assert!(state.encode().unwrap() == GOLDEN_V2, "the encoding of version 2 has changed");
+    let decoded = MachineState::decode(2, GOLDEN_V2).unwrap();
+    assert_eq!(decoded.network(), Some(network));
+}
+
+#[test]
 fn other_versions_and_damage_are_refused() {
-    for version in [0, 2, u32::MAX] {
+    for version in [0, 3, u32::MAX] {
         let error = MachineState::decode(version, GOLDEN).unwrap_err();
         assert!(
-            matches!(error, DecodeStateError::Version { found, supported: 1 } if found == version)
+            matches!(error, DecodeStateError::Version { found, supported: 2 } if found == version)
         );
     }
     for len in 0..GOLDEN.len() {

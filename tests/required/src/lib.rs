@@ -2,13 +2,17 @@
 //!
 //! Some tests require a part that not every host has: `kvm`; `disk`, a folder for temporary files
 //! on a disk; `root`; `cgroup2`, control groups of version 2; `cpu_limits`, control groups of
-//! either version that limit CPU time; `dax`, the lab's `/dev/pmem1`; `clients`, boto3 in firn's
-//! cache (`make clients`).
+//! either version that limit CPU time; `dax`, the lab's `/dev/pmem1`; `tun`, tap
+//! devices, which the user may make; `clients`, boto3 in firn's cache (`make clients`).
 //! Without it they pass.
 //! `FIRN_REQUIRE` names the parts of this host, separated by commas (`xtask/src/host.rs` sets it).
 //! A test that does not find one of those fails.
 
+mod tap;
+
 use std::os::fd::AsFd;
+
+pub use tap::TapDevice;
 
 /// Whether a test's file is on a disk, so that its pages can leave the page cache: the part
 /// `disk`.

@@ -10,6 +10,7 @@ use super::Microvm;
 use super::disks::{DiskError, Disks};
 use super::parts::{AssembleError, Parts};
 use super::standby::Standby;
+use super::virtio_set::Devices;
 use crate::arch::cpu_model::CpuModel;
 use crate::arch::kernel::{self, DEFAULT_CMDLINE, Kernel, LoadKernelError};
 use crate::arch::{boot_regs, cpu_features, cpuid};
@@ -77,6 +78,7 @@ impl Microvm {
         let generation = config.host.generation;
         check_sizes(vcpus, config.memory)?;
         let disks = Disks::of_boot(config.root, config.overlay, config.disk_size)?;
+        let devices = Devices { disks, network: config.network };
         let memory = GuestMemory::anonymous(MemoryLayout::for_size(config.memory)?)?;
         let serial = SerialRegisters::default();
         let offered = kvm.cpuid.as_slice();
@@ -86,7 +88,7 @@ impl Microvm {
             let missing = cpu_features::describe_all(&lacking);
             return Err(BootError::CpuModel { model, missing, best: CpuModel::best(offered) });
         }
-        let parts = Parts::assemble(config.host, standby, memory, vcpus, Some(disks), serial)?;
+        let parts = Parts::assemble(config.host, standby, memory, vcpus, Some(devices), serial)?;
 
         let cmdline = match &config.cmdline {
             Some(extra) => format!("{DEFAULT_CMDLINE} {extra}"),

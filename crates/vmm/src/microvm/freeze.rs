@@ -18,7 +18,7 @@ use super::Microvm;
 use crate::arch::cpu_features::features;
 use crate::arch::cpuid;
 use crate::kvm::VmError;
-use crate::state::{MACHINE_STATE_VERSION, MachineState};
+use crate::state::MachineState;
 use crate::vcpu::VcpuThreadError;
 use crate::vcpu::state::{SaveVcpuError, msr_indices};
 
@@ -92,7 +92,7 @@ impl Freeze for Microvm {
         };
         let machine = Machine {
             description: self.describe(&state, function)?,
-            state_version: MACHINE_STATE_VERSION,
+            state_version: state.version(),
             state: state.encode().map_err(FreezeError::Encode)?,
             reported,
         };

@@ -110,6 +110,7 @@ pub enum WrittenError {
 /// let host = HostConfig {
 ///     vsock: Some(VsockListener::bind("hello.vsock".as_ref())?),
 ///     scratch: None,
+///     network: Default::default(),
 ///     console: Console::default(),
 ///     generation: Some(uuid::Uuid::new_v4()),
 ///     windows: Vec::new(),

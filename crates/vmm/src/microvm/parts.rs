@@ -14,11 +14,10 @@ use vmm_sys_util::eventfd::EventFd;
 use firn_memory::GuestMemory;
 
 use super::Microvm;
-use super::disks::Disks;
 use super::frame::Frame;
 use super::handle::Inbox;
 use super::standby::{Ready, Standby};
-use super::virtio_set::{VirtioSet, WireError};
+use super::virtio_set::{Connected, Devices, VirtioSet, WireError};
 use crate::arch::layout;
 use crate::bus::{Bus, OverlapError};
 use crate::config::HostConfig;
@@ -91,7 +90,7 @@ impl Parts {
         standby: impl Into<Standby>,
         memory: GuestMemory,
         vcpus: u8,
-        disks: Option<Disks>,
+        devices: Option<Devices>,
         serial: SerialRegisters,
     ) -> Result<Self, AssembleError> {
         let mut standby = standby.into();
@@ -113,10 +112,10 @@ impl Parts {
         let port_irq = serial_irq.try_clone().map_err(AssembleError::EventFd)?;
         let mut bus = Bus::new(serial.into_port(port_irq, host.console.clone())?);
         vm.interrupt(&generation_irq, layout::GENERATION_GSI)?;
-        let devices = match disks {
-            Some(disks) => {
-                VirtioSet::wire(host.vsock, host.scratch, disks, &vm, &mut bus, &mut events)?
-            }
+        let connected =
+            Connected { vsock: host.vsock, scratch: host.scratch, network: host.network };
+        let devices = match devices {
+            Some(devices) => VirtioSet::wire(devices, connected, &vm, &mut bus, &mut events)?,
             None => VirtioSet::default(),
         };
         for window in host.windows {

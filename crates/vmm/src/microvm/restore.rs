@@ -14,6 +14,7 @@ use super::frozen::FrozenMachine;
 use super::generation::GenerationError;
 use super::held::Held;
 use super::parts::{AssembleError, Parts};
+use super::virtio_set::Devices;
 use crate::config::HostConfig;
 use crate::cow::copy_ahead::{copy_for_devices, copy_for_vcpu};
 use crate::kvm::{KvmIndex, VmError};
@@ -92,9 +93,11 @@ impl Microvm {
             .ok()
             .filter(|vcpus| u32::from(*vcpus) == description.vcpus)
             .ok_or(RestoreError::Contradiction("its manifest has another number of vCPUs"))?;
+        let network = state.network().map(Into::into);
         let disks = Disks::of_snapshot(snapshot, root)?;
+        let devices = disks.map(|disks| Devices { disks, network });
         let generation = host.generation;
-        let mut parts = Parts::assemble(host, standby, memory, vcpus, disks, state.serial)?;
+        let mut parts = Parts::assemble(host, standby, memory, vcpus, devices, state.serial)?;
         let assembled = Instant::now();
 
         let timers = held.then(|| state.vcpus.iter_mut().map(Timers::take).collect());

@@ -83,6 +83,7 @@ pub(super) fn host(dir: &Path) -> (HostConfig, Receiver<(u64, u64)>) {
     let host = HostConfig {
         vsock: Some(VsockListener::bind(&dir.join("vsock.sock")).unwrap()),
         scratch: None,
+        network: crate::Network::default(),
         console: Console::default(),
         generation: Some(Uuid::new_v4()),
         windows: vec![MmioWindow {

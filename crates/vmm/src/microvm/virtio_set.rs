@@ -21,15 +21,16 @@ use crate::config::Scratch;
 use crate::kvm::{Vm, VmError};
 use crate::subscriber::Subscriber;
 use crate::virtio::{
-    Balloon, Block, Disk, NewDeviceError, OpenDiskError, OverlayDisk, PageDiscard,
-    RestoreDeviceError, Rng, TransportState, VirtioDevice, VirtioMmio, Vsock, VsockListener,
+    Balloon, Block, Disk, Net, Network, NetworkConfig, NewDeviceError, OpenDiskError, OverlayDisk,
+    PageDiscard, RestoreDeviceError, Rng, TransportState, VirtioDevice, VirtioMmio, Vsock,
+    VsockListener,
 };
 
 /// Name of the writable disk to the guest.
 const OVERLAY: &str = "overlay";
 
 /// The devices' names in error messages, in the order of their windows.
-const NAMES: [&str; 5] = ["root disk", "writable disk", "vsock", "entropy", "balloon"];
+const NAMES: [&str; 6] = ["root disk", "writable disk", "vsock", "entropy", "balloon", "network"];
 
 /// The guest's vsock address. Every guest has the same address, which only its monitor uses.
 const GUEST_CID: u64 = 3;
@@ -49,6 +50,12 @@ pub enum WireError {
     /// The vsock's sockets cannot be polled.
     #[error("cannot poll the vsock's sockets")]
     Vsock(#[source] io::Error),
+    /// The guest has no network device to connect.
+    #[error("the guest has no network device: boot it with --net, and freeze it again")]
+    NoNetwork,
+    /// The backend of the network device cannot be polled.
+    #[error("cannot poll the host's side of the network")]
+    Network(#[source] io::Error),
     /// An interrupt or a notification cannot be connected.
     #[error("cannot connect a virtio device")]
     Connect(#[from] VmError),
@@ -58,6 +65,19 @@ pub enum WireError {
     /// An event descriptor cannot be created.
     #[error("cannot create an event descriptor")]
     EventFd(#[source] io::Error),
+}
+
+/// What decides a guest's devices: it has all, the network only where there is one.
+pub(super) struct Devices {
+    pub(super) disks: Disks,
+    pub(super) network: Option<NetworkConfig>,
+}
+
+/// What the devices use of the host.
+pub(super) struct Connected {
+    pub(super) vsock: Option<VsockListener>,
+    pub(super) scratch: Option<Scratch>,
+    pub(super) network: Network,
 }
 
 /// The devices of one microVM, none or all of them, in the order of their windows.
@@ -76,13 +96,14 @@ impl VirtioSet {
     /// Creates every device and connects it: registers to the bus, notifications and interrupt to
     /// KVM, queues to the event loop.
     pub(super) fn wire(
-        vsock: Option<VsockListener>,
-        scratch: Option<Scratch>,
-        disks: Disks,
+        devices: Devices,
+        connected: Connected,
         vm: &Vm,
         bus: &mut Bus,
         events: &mut EventManager<Subscriber>,
     ) -> Result<Self, WireError> {
+        let Devices { disks, network: config } = devices;
+        let Connected { vsock, scratch, network } = connected;
         let mut wiring = Wiring { vm, bus, events, set: Self::default() };
         wiring.add(Block::new(Disk::ReadOnly(disks.root), ROOT))?;
         let (file, limit) = match scratch {
@@ -99,6 +120,13 @@ impl VirtioSet {
         wiring.add(Vsock::new(GUEST_CID, vsock).map_err(WireError::Vsock)?)?;
         wiring.add(Rng::new())?;
         wiring.add(Balloon::new(FreePages(vm.memory.clone())))?;
+        match config {
+            Some(config) => {
+                wiring.add(Net::new(config, network).map_err(WireError::Network)?)?;
+            }
+            None if network.backend.is_some() => return Err(WireError::NoNetwork),
+            None => {}
+        }
         let mut set = wiring.set;
         set.disks = Some(AttachedDisks { root_info: disks.root_info, overlay });
         Ok(set)

@@ -34,6 +34,9 @@ pub(crate) enum DeviceError {
     /// The host returns no random bytes.
     #[error("cannot read random bytes from the host's kernel")]
     Entropy(#[source] std::io::Error),
+    /// The backend of a network device refuses what the driver negotiated.
+    #[error("the host's side of the network cannot do what the guest's driver negotiated")]
+    Network(#[source] std::io::Error),
     /// A descriptor of the device cannot be polled.
     #[error("cannot add the device's descriptors to the event loop")]
     Watch(#[source] event_manager::Error),

@@ -1,6 +1,9 @@
 //! Guests that write arbitrary data to the queues of every device.
 
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
 use proptest::prelude::*;
+use rustix::event::{EventfdFlags, eventfd};
 use tempfile::TempDir;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -8,8 +11,8 @@ use firn_memory::GuestView;
 
 use super::testing::{Guest, HIGH, HIGH_LEN};
 use super::{
-    Balloon, Block, Disk, OverlayDisk, PageDiscard, ReadOnlyDisk, Rng, VirtioDevice, Vsock,
-    VsockBroker, VsockListener,
+    Balloon, Block, Disk, Net, Network, NetworkBackend, NetworkConfig, OverlayDisk, PageDiscard,
+    ReadOnlyDisk, Rng, VirtioDevice, Vsock, VsockBroker, VsockListener,
 };
 use crate::open_file::OpenFile;
 
@@ -159,6 +162,41 @@ fn attacks() -> impl Strategy<Value = Vec<Attack>> {
     prop::collection::vec(attack(), 1..4)
 }
 
+/// Sends these packets, and takes all.
+#[derive(Debug)]
+struct Frames {
+    never: OwnedFd,
+    frames: Vec<Vec<u8>>,
+    next: usize,
+}
+
+impl NetworkBackend for Frames {
+    fn start(&mut self, _features: u64) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn event_source(&self) -> BorrowedFd<'_> {
+        self.never.as_fd()
+    }
+
+    fn packet(&mut self) -> Option<&mut [u8]> {
+        self.frames.get_mut(self.next).map(Vec::as_mut_slice)
+    }
+
+    fn taken(&mut self) {
+        self.next += 1;
+    }
+
+    fn transmit(&mut self, _packet: &[u8]) -> bool {
+        true
+    }
+}
+
+fn frames() -> impl Strategy<Value = Vec<Vec<u8>>> {
+    let len = prop_oneof![2 => 12..2000_usize, 1 => 2000..65_000_usize];
+    prop::collection::vec(len.prop_map(|len| vec![0x77; len]), 0..30)
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
@@ -193,5 +231,14 @@ proptest! {
         let broker = VsockBroker::start(path.clone()).unwrap();
         let listener = VsockListener::bind(&path).unwrap().with_broker(Some(broker));
         withstand(Vsock::new(3, listener).unwrap(), attacks);
+    }
+
+    #[test]
+    fn a_network_device_withstands_attacks(attacks in attacks(), frames in frames()) {
+        let never = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let backend = Some(Box::new(Frames { never, frames, next: 0 }) as _);
+        let network = Network { backend, ..Network::default() };
+        let config = NetworkConfig { mac: [2; 6], mtu: 1500 };
+        withstand(Net::new(config, network).unwrap(), attacks);
     }
 }

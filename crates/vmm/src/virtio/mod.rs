@@ -1,4 +1,4 @@
-//! Virtio devices over MMIO: block, vsock, entropy, balloon.
+//! Virtio devices over MMIO: block, vsock, entropy, balloon, network.
 //!
 //! Virtio 1.2, modern devices only. [`VirtioMmio`] is one device behind its register window. It
 //! owns the device's queues. A mutex shares it between the vCPU threads (registers) and the event
@@ -16,7 +16,9 @@ mod error;
 #[cfg(test)]
 mod hostile_tests;
 mod mmio;
+mod net;
 mod queue;
+mod rate_limiter;
 mod rng;
 mod state;
 #[cfg(test)]
@@ -29,9 +31,14 @@ pub(crate) use block::{Block, Disk, OpenDiskError, OverlayDisk, ReadOnlyDisk};
 pub(crate) use device::VirtioDevice;
 pub(crate) use error::RestoreDeviceError;
 pub(crate) use mmio::{NewDeviceError, VirtioMmio};
+pub(crate) use net::Net;
+pub use net::{
+    Network, NetworkBackend, NetworkConfig, NetworkCounters, OpenTapError, Tap, Traffic,
+};
+pub use rate_limiter::{RateLimit, RateLimiter};
 pub(crate) use rng::Rng;
 #[cfg(test)]
 pub(crate) use state::{BalloonState, BlockState, VsockState};
-pub(crate) use state::{DeviceState, QueueRegisters, TransportState};
+pub(crate) use state::{DeviceState, NetState, QueueRegisters, TransportState};
 pub(crate) use vsock::Vsock;
 pub use vsock::{BindVsockError, VsockBroker, VsockConnector, VsockListener};

@@ -1,6 +1,6 @@
 //! One queue of a device, with limits on the work of one turn.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
@@ -29,6 +29,8 @@ pub(crate) struct VirtQueue {
     bytes_left: u64,
     unfinished: bool,
     used: bool,
+    /// Entries of the used ring when the turn began, modulo 2^16.
+    used_before: u16,
 }
 
 impl VirtQueue {
@@ -41,6 +43,7 @@ impl VirtQueue {
             bytes_left: 0,
             unfinished: false,
             used: false,
+            used_before: 0,
         })
     }
 
@@ -64,6 +67,16 @@ impl VirtQueue {
         self.enabled || !self.queue.ready()
     }
 
+    /// Whether the driver uses the queue.
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.enabled
+    }
+
+    /// The number of descriptors that the driver chose.
+    pub(crate) fn size(&self) -> u16 {
+        self.queue.size()
+    }
+
     pub(crate) fn disable(&mut self) {
         self.enabled = false;
     }
@@ -79,6 +92,7 @@ impl VirtQueue {
         self.bytes_left = BYTES_PER_TURN;
         self.unfinished = false;
         self.used = false;
+        self.used_before = self.queue.next_used();
     }
 
     /// Whether the turn ended with requests left.
@@ -86,12 +100,21 @@ impl VirtQueue {
         self.unfinished
     }
 
-    /// Whether the driver requires an interrupt for the used entries of this turn.
+    /// Whether the driver requires an interrupt for the used entries of this turn (virtio 1.2,
+    /// 2.7.7.2). virtio_queue counts only entries that it wrote itself.
     pub(crate) fn needs_interrupt(&mut self, mem: &GuestView) -> Result<bool, DeviceError> {
-        if !self.used {
-            return Ok(false);
+        if !self.used || !self.queue.event_idx_enabled() {
+            return Ok(self.used);
         }
-        self.queue.needs_notification(mem).map_err(|error| self.ring_error(error))
+        // The entries are visible before the driver's wish is read.
+        fence(Ordering::SeqCst);
+        let offset = 4 + 2 * u64::from(self.queue.size());
+        let addr = GuestAddress(self.queue.avail_ring().saturating_add(offset));
+        let wish: u16 = mem
+            .load(addr, Ordering::Relaxed)
+            .map_err(|error| self.ring_error(virtio_queue::Error::GuestMemory(error)))?;
+        let (now, after) = (self.queue.next_used(), u16::from_le(wish));
+        Ok(now.wrapping_sub(after).wrapping_sub(1) < now.wrapping_sub(self.used_before))
     }
 
     /// The driver's next request; `None` if there is none or the turn's limit is reached. If there
@@ -147,8 +170,33 @@ impl VirtQueue {
         chain: &Chain,
         written: usize,
     ) -> Result<(), DeviceError> {
-        let written = u32::try_from(written).unwrap_or(u32::MAX);
-        self.queue.add_used(mem, chain.head(), written).map_err(|error| self.ring_error(error))?;
+        self.push_used_together(mem, &[(chain.head(), written)])
+    }
+
+    /// Returns chains, by their heads and the bytes written to each, all of which the driver sees
+    /// at the same moment.
+    ///
+    /// # Errors
+    /// The queue is invalid.
+    pub(crate) fn push_used_together(
+        &mut self,
+        mem: &GuestView,
+        chains: &[(u16, usize)],
+    ) -> Result<(), DeviceError> {
+        let Some(((last, written), earlier)) = chains.split_last() else { return Ok(()) };
+        let len = |written: usize| u32::try_from(written).unwrap_or(u32::MAX);
+        for (head, written) in earlier {
+            let next = self.queue.next_used();
+            let slot = u64::from(next % self.queue.size().max(1));
+            let addr = self.queue.used_ring().saturating_add(4 + 8 * slot);
+            let entry = u64::from(*head) | u64::from(len(*written)) << 32;
+            mem.write_obj(entry.to_le(), GuestAddress(addr))
+                .map_err(|error| self.ring_error(virtio_queue::Error::GuestMemory(error)))?;
+            self.queue.set_next_used(next.wrapping_add(1));
+        }
+        // Publishes the index of all.
+        let added = self.queue.add_used(mem, *last, len(*written));
+        added.map_err(|error| self.ring_error(error))?;
         self.used = true;
         Ok(())
     }

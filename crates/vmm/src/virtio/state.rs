@@ -66,6 +66,19 @@ pub(crate) enum DeviceState {
     Balloon(BalloonState),
     /// Of a [`Vsock`](super::Vsock).
     Vsock(VsockState),
+    /// Of a [`Net`](super::Net). Only machine state of version 2 has one.
+    Net(NetState),
+}
+
+/// The network device.
+///
+/// Any change here requires a new version of the machine state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct NetState {
+    /// The guest's address.
+    pub(crate) mac: [u8; 6],
+    /// The largest packet that the guest sends and receives, bytes.
+    pub(crate) mtu: u16,
 }
 
 /// The socket device. A snapshot does not contain connections.

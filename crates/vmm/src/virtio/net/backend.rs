@@ -1,0 +1,66 @@
+//! The host's side of a network device.
+
+use std::fmt::Debug;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use serde::{Deserialize, Serialize};
+
+/// Where a guest's frames go, and where frames for it come from.
+///
+/// A packet is a frame with `struct virtio_net_hdr_v1` before it (virtio 1.2, 5.1.6). Its driver may
+/// write anything in both. Nothing here blocks.
+pub trait NetworkBackend: Send + Debug {
+    /// The driver accepted these features. Packets for it may need no others.
+    ///
+    /// # Errors
+    /// The host's interface does not support them.
+    fn start(&mut self, features: u64) -> io::Result<()>;
+
+    /// Readable, for the first time or once more, when there may be a packet for the guest.
+    fn event_source(&self) -> BorrowedFd<'_>;
+
+    /// Does what the events are about.
+    fn poll(&mut self) {}
+
+    /// The next packet for the guest, the same until it is [`taken`](NetworkBackend::taken).
+    fn packet(&mut self) -> Option<&mut [u8]>;
+
+    /// Drops the packet.
+    fn taken(&mut self);
+
+    /// Takes a packet of the guest. Returns whether it was sent.
+    fn transmit(&mut self, packet: &[u8]) -> bool;
+}
+
+/// What a network device has done since the monitor started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkCounters {
+    /// Frames to the guest.
+    pub to_guest: Traffic,
+    /// Frames from the guest.
+    pub from_guest: Traffic,
+}
+
+/// Frames in one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// Frames that arrived.
+    pub frames: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Frames that did not: the guest's buffers were too small, the frame too large, or the host
+    /// refused it.
+    pub dropped: u64,
+}
+
+impl Traffic {
+    pub(super) fn count(&mut self, bytes: u64, arrived: bool) {
+        if arrived {
+            self.frames += 1;
+            self.bytes += bytes;
+        } else {
+            self.dropped += 1;
+        }
+    }
+}

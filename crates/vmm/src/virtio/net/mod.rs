@@ -1,0 +1,318 @@
+//! Network device (virtio 1.2, 5.1): Ethernet frames between the guest and a [`NetworkBackend`].
+
+mod backend;
+mod tap;
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use firn_base::num::u64_of;
+use firn_memory::GuestView;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::time::Timespec;
+use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
+    VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_MAC, VIRTIO_NET_F_MRG_RXBUF,
+    VIRTIO_NET_F_MTU, VIRTIO_NET_F_STATUS, VIRTIO_NET_S_LINK_UP,
+};
+
+use super::chain::{Chain, ChainFault};
+use super::device::{DeviceContext, VirtioDevice};
+use super::error::{DeviceError, RestoreDeviceError};
+use super::queue::VirtQueue;
+use super::rate_limiter::RateLimiter;
+use super::state::{DeviceState, NetState};
+
+pub use backend::{NetworkBackend, NetworkCounters, Traffic};
+pub use tap::{OpenTapError, Tap};
+
+/// Frames to the guest, frames from the guest.
+const QUEUE_SIZES: [u16; 2] = [256, 256];
+
+/// Bytes of `struct virtio_net_hdr_v1`, which precedes each frame (5.1.6).
+pub(super) const HEADER_LEN: usize = 12;
+/// Where the header has the number of chains, little-endian.
+const NUM_BUFFERS: usize = 10;
+/// Bytes of the largest frame, which segmentation offload splits: an IP packet of 64 KiB, less one
+/// byte, with an Ethernet header and a VLAN tag.
+const MAX_FRAME: usize = 65_535 + 18;
+/// Bytes of the largest packet: a frame and its header.
+pub(super) const MAX_PACKET: usize = HEADER_LEN + MAX_FRAME;
+
+/// Checksums and segmentation that one side leaves to the other, in both directions. Every backend
+/// takes and makes such frames.
+const OFFLOADS: u64 = 1 << VIRTIO_NET_F_CSUM
+    | 1 << VIRTIO_NET_F_HOST_TSO4
+    | 1 << VIRTIO_NET_F_HOST_TSO6
+    | 1 << VIRTIO_NET_F_GUEST_CSUM
+    | 1 << VIRTIO_NET_F_GUEST_TSO4
+    | 1 << VIRTIO_NET_F_GUEST_TSO6;
+
+/// The guest's side of a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NetworkConfig {
+    /// The guest's Ethernet address.
+    pub mac: [u8; 6],
+    /// The largest packet that the guest sends and receives, bytes.
+    pub mtu: u16,
+}
+
+/// The host's side of a network.
+#[derive(Debug, Default)]
+pub struct Network {
+    /// Where frames go. Without one the guest sees a device without a link.
+    pub backend: Option<Box<dyn NetworkBackend>>,
+    /// Limits frames to the guest.
+    pub to_guest: Option<RateLimiter>,
+    /// Limits frames from the guest.
+    pub from_guest: Option<RateLimiter>,
+}
+
+/// A network interface of the guest.
+///
+/// Frames that the backend has for the guest wait there while the guest has no buffers for them. A
+/// freeze drops what the device holds, as any network may.
+#[derive(Debug)]
+pub(crate) struct Net {
+    config: NetworkConfig,
+    network: Network,
+    /// The backend's events, and the limiters' timers.
+    epoll: OwnedFd,
+    /// The features of the driver that the backend knows.
+    negotiated: Option<u64>,
+    counters: NetworkCounters,
+    packet: Vec<u8>,
+}
+
+impl Net {
+    /// A device.
+    ///
+    /// # Errors
+    /// The epoll descriptor cannot be created.
+    pub(crate) fn new(config: NetworkConfig, network: Network) -> io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let add = |source: BorrowedFd<'_>, flags| {
+            epoll::add(&epoll, source, EventData::new_u64(0), EventFlags::IN | flags)
+        };
+        // Frames may wait for the guest's buffers, so only new ones are events.
+        if let Some(backend) = &network.backend {
+            add(backend.event_source(), EventFlags::ET)?;
+        }
+        for limiter in network.to_guest.iter().chain(&network.from_guest) {
+            add(limiter.as_fd(), EventFlags::ET)?;
+        }
+        let (negotiated, counters, packet) = (None, NetworkCounters::default(), Vec::new());
+        Ok(Self { config, network, epoll, negotiated, counters, packet })
+    }
+
+    /// What has happened since the monitor started.
+    #[cfg(test)]
+    pub(crate) fn counters(&self) -> NetworkCounters {
+        self.counters
+    }
+
+    /// Passes the guest's frames to the backend.
+    fn transmit(&mut self, mem: &GuestView, queue: &mut VirtQueue) -> Result<(), DeviceError> {
+        let Self { network: Network { backend, from_guest, .. }, counters, packet, .. } = self;
+        while from_guest.as_mut().is_none_or(RateLimiter::allows)
+            && let Some(chain) = queue.pop(mem)?
+        {
+            let len = chain.readable.len();
+            let Some(frame) = len.checked_sub(HEADER_LEN) else {
+                let fault = ChainFault::TooShort { needed: HEADER_LEN, found: len };
+                return Err(queue.chain_error(fault));
+            };
+            let mut sent = false;
+            if len <= MAX_PACKET
+                && let Some(backend) = backend
+            {
+                packet.resize(len, 0);
+                let read = chain.readable.read_at(mem, 0, packet);
+                read.map_err(|fault| queue.chain_error(fault))?;
+                sent = backend.transmit(packet);
+            }
+            counters.from_guest.count(u64_of(frame), sent);
+            from_guest.iter_mut().for_each(|limiter| limiter.take(u64_of(frame)));
+            queue.push_used(mem, &chain, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Passes the backend's frames to the guest while it has buffers. A `merges`ing driver takes a
+    /// frame in several chains.
+    fn receive(
+        &mut self,
+        mem: &GuestView,
+        queue: &mut VirtQueue,
+        merges: bool,
+    ) -> Result<(), DeviceError> {
+        let Self { network: Network { backend, to_guest, .. }, counters, .. } = self;
+        let Some(backend) = backend else { return Ok(()) };
+        while to_guest.as_mut().is_none_or(RateLimiter::allows)
+            && let Some(packet) = backend.packet()
+        {
+            let frame = u64_of(packet.len().saturating_sub(HEADER_LEN));
+            let delivered = match Room::find(mem, queue, packet.len(), merges)? {
+                Room::Chains(chains) => {
+                    let filled = fill(mem, packet, &chains);
+                    let used = filled.map_err(|fault| queue.chain_error(fault))?;
+                    queue.push_used_together(mem, &used)?;
+                    true
+                }
+                Room::Later => break,
+                Room::Never => false,
+            };
+            counters.to_guest.count(frame, delivered);
+            to_guest.iter_mut().for_each(|limiter| limiter.take(frame));
+            backend.taken();
+        }
+        Ok(())
+    }
+
+    fn turn(&mut self, context: &mut DeviceContext<'_>) -> Result<(), DeviceError> {
+        let [receive, transmit] = context.queues else { return Ok(()) };
+        // A driver that has not started has agreed to nothing.
+        if receive.is_enabled()
+            && let Some(backend) = &mut self.network.backend
+            && self.negotiated != Some(context.features)
+        {
+            backend.start(context.features).map_err(DeviceError::Network)?;
+            self.negotiated = Some(context.features);
+        }
+        self.transmit(context.mem, transmit)?;
+        let merges = context.features & 1 << VIRTIO_NET_F_MRG_RXBUF != 0;
+        self.receive(context.mem, receive, merges)
+    }
+}
+
+/// Buffers of the guest for a packet.
+enum Room {
+    /// Taken from the queue.
+    Chains(Vec<Chain>),
+    /// The guest will offer more.
+    Later,
+    /// The guest has no buffers as large as this.
+    Never,
+}
+
+impl Room {
+    /// Finds `len` bytes. Unless it does, the queue is as before.
+    fn find(
+        mem: &GuestView,
+        queue: &mut VirtQueue,
+        len: usize,
+        merges: bool,
+    ) -> Result<Self, DeviceError> {
+        let (mut chains, mut room) = (Vec::new(), 0);
+        let missing = loop {
+            let Some(chain) = queue.pop(mem)? else { break Self::Later };
+            room += chain.writable.len();
+            chains.push(chain);
+            if room >= len {
+                return Ok(Self::Chains(chains));
+            }
+            if !merges || chains.len() == usize::from(queue.size()) {
+                break Self::Never;
+            }
+        };
+        chains.iter().for_each(|_| queue.undo_pop());
+        Ok(missing)
+    }
+}
+
+/// Copies a packet to chains, and returns their heads and the bytes in each.
+fn fill(
+    mem: &GuestView,
+    packet: &mut [u8],
+    chains: &[Chain],
+) -> Result<Vec<(u16, usize)>, ChainFault> {
+    let count = u16::try_from(chains.len()).unwrap_or(u16::MAX);
+    packet[NUM_BUFFERS..HEADER_LEN].copy_from_slice(&count.to_le_bytes());
+    let mut rest = &*packet;
+    let mut used = Vec::with_capacity(chains.len());
+    for chain in chains {
+        let (part, after) = rest.split_at(rest.len().min(chain.writable.len()));
+        chain.writable.write_at(mem, 0, part)?;
+        used.push((chain.head(), part.len()));
+        rest = after;
+    }
+    Ok(used)
+}
+
+impl VirtioDevice for Net {
+    fn id(&self) -> u32 {
+        VIRTIO_ID_NET
+    }
+
+    fn features(&self) -> u64 {
+        let own = [VIRTIO_NET_F_MAC, VIRTIO_NET_F_MTU, VIRTIO_NET_F_STATUS, VIRTIO_NET_F_MRG_RXBUF];
+        own.iter().fold(OFFLOADS, |features, bit| features | 1 << bit)
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    /// `struct virtio_net_config` up to the MTU.
+    fn config(&self) -> Vec<u8> {
+        let link = self.network.backend.as_ref().map_or(0, |_| VIRTIO_NET_S_LINK_UP);
+        let [up, down, ..] = link.to_le_bytes();
+        let pairs = 1u16.to_le_bytes();
+        let NetworkConfig { mac, mtu } = self.config;
+        [mac.as_slice(), &[up, down], &pairs, &mtu.to_le_bytes()].concat()
+    }
+
+    fn process_queue(
+        &mut self,
+        _index: usize,
+        context: &mut DeviceContext<'_>,
+    ) -> Result<(), DeviceError> {
+        self.turn(context)
+    }
+
+    fn event_source(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.epoll.as_fd())
+    }
+
+    fn process_event(&mut self, context: &mut DeviceContext<'_>) -> Result<(), DeviceError> {
+        let mut events = [MaybeUninit::uninit(); 4];
+        // Every source is looked at in any case.
+        let _ = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default()));
+        if let Some(backend) = &mut self.network.backend {
+            backend.poll();
+        }
+        self.turn(context)
+    }
+
+    fn reset(&mut self) {
+        self.negotiated = None;
+    }
+
+    fn save(&self) -> DeviceState {
+        DeviceState::Net(self.config.into())
+    }
+
+    fn restore(&mut self, state: &DeviceState, _running: bool) -> Result<(), RestoreDeviceError> {
+        match state {
+            DeviceState::Net(state) if self.config == (*state).into() => Ok(()),
+            _ => Err(RestoreDeviceError::OtherDevice { id: self.id() }),
+        }
+    }
+}
+
+impl From<NetworkConfig> for NetState {
+    fn from(NetworkConfig { mac, mtu }: NetworkConfig) -> Self {
+        Self { mac, mtu }
+    }
+}
+
+impl From<NetState> for NetworkConfig {
+    fn from(NetState { mac, mtu }: NetState) -> Self {
+        Self { mac, mtu }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,85 @@
+//! Tap devices for tests.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::AsFd;
+
+use rustix::ioctl::{IntegerSetter, Opcode, Setter, ioctl, opcode};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+const TUNSETIFF: Opcode = opcode::write::<i32>(b'T', 202);
+const TUNSETPERSIST: Opcode = opcode::write::<i32>(b'T', 203);
+// netdevice(7).
+const SIOCSIFFLAGS: Opcode = 0x8914;
+const SIOCSIFADDR: Opcode = 0x8916;
+const SIOCSIFNETMASK: Opcode = 0x891c;
+
+const IFF_TAP_WITHOUT_INFO_WITH_HEADER: [u8; 2] = 0x5002_i16.to_ne_bytes();
+const IFF_UP_RUNNING: [u8; 2] = 0x0041_i16.to_ne_bytes();
+const AF_INET: [u8; 2] = 2_u16.to_ne_bytes();
+
+/// Bytes of a name in `struct ifreq`. The request decides the meaning of the rest.
+const NAME: usize = 16;
+const REQUEST: usize = 40;
+
+/// A tap device in the network namespace of the calling thread, with the address
+/// `address`/24, up. Nothing else uses it, so that a microVM can. Dropped, it is removed.
+#[derive(Debug)]
+pub struct TapDevice {
+    name: String,
+}
+
+impl TapDevice {
+    /// Makes it.
+    ///
+    /// # Errors
+    /// Those of the system: the caller needs CAP_NET_ADMIN, the kernel tun devices.
+    pub fn create(name: &str, address: Ipv4Addr) -> io::Result<Self> {
+        persist(name, true)?;
+        let device = Self { name: name.to_owned() };
+        let socket =
+            socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        let inet = |address: Ipv4Addr| {
+            let [a, b, c, d] = address.octets();
+            let [low, high] = AF_INET;
+            request(name, &[low, high, 0, 0, a, b, c, d])
+        };
+        let mask = Ipv4Addr::new(255, 255, 255, 0);
+        set::<SIOCSIFADDR>(&socket, inet(address))?;
+        set::<SIOCSIFNETMASK>(&socket, inet(mask))?;
+        set::<SIOCSIFFLAGS>(&socket, request(name, &IFF_UP_RUNNING))?;
+        Ok(device)
+    }
+}
+
+impl Drop for TapDevice {
+    fn drop(&mut self) {
+        let _ = persist(&self.name, false);
+    }
+}
+
+/// Keeps a device without a program that uses it, or does not.
+fn persist(name: &str, keep: bool) -> io::Result<()> {
+    let tun: File = OpenOptions::new().read(true).write(true).open("/dev/net/tun")?;
+    set::<TUNSETIFF>(&tun, request(name, &IFF_TAP_WITHOUT_INFO_WITH_HEADER))?;
+    // SAFETY: TUNSETPERSIST takes a number.
+    let persist = unsafe { IntegerSetter::<TUNSETPERSIST>::new_usize(keep.into()) };
+    // SAFETY: the request has the type above, and changes no memory of this process.
+    Ok(unsafe { ioctl(&tun, persist) }?)
+}
+
+/// Makes one of the requests above that take a `struct ifreq`.
+fn set<const OPCODE: Opcode>(file: impl AsFd, request: [u8; REQUEST]) -> io::Result<()> {
+    // SAFETY: the request takes a pointer to a `struct ifreq`, which has this size.
+    let request = unsafe { Setter::<OPCODE, _>::new(request) };
+    // SAFETY: the request has the type above, and changes no memory of this process.
+    Ok(unsafe { ioctl(file, request) }?)
+}
+
+fn request(name: &str, value: &[u8]) -> [u8; REQUEST] {
+    let mut request = [0; REQUEST];
+    request[..name.len()].copy_from_slice(name.as_bytes());
+    request[NAME..NAME + value.len()].copy_from_slice(value);
+    request
+}
