@@ -8,6 +8,7 @@ mod detach;
 mod event;
 mod host_args;
 mod log;
+mod net_arg;
 mod output;
 mod pool_at;
 mod signature_args;

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use firn_agent::protocol::MIN_ENTROPY_BYTES;
+use firn_agent::protocol::{MIN_ENTROPY_BYTES, NetworkAddresses};
 use rustix::rand::{GetRandomFlags, getrandom};
 use uuid::Uuid;
 
@@ -19,6 +19,8 @@ pub struct Identity {
     pub instance_id: String,
     /// Random bytes for the guest kernel's generator.
     pub(crate) entropy: [u8; ENTROPY_BYTES],
+    /// The addresses of its network interface; `None` to leave them as they are.
+    pub addresses: Option<NetworkAddresses>,
 }
 
 /// The kernel gave no random bytes.
@@ -37,7 +39,8 @@ impl Identity {
         fill(&mut generation)?;
         fill(&mut entropy)?;
         let instance_id = format!("i-{}", Uuid::from_bytes(generation).simple());
-        Ok(Self { generation: Uuid::from_bytes(generation), instance_id, entropy })
+        let generation = Uuid::from_bytes(generation);
+        Ok(Self { generation, instance_id, entropy, addresses: None })
     }
 }
 

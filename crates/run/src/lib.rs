@@ -43,6 +43,7 @@ pub mod jail;
 mod life;
 mod linux;
 pub mod monitor;
+mod network;
 mod outcome;
 pub mod player;
 mod pool_manager;
@@ -57,8 +58,8 @@ mod start;
 pub use agent::{
     AgentClient, Answer, AnswerSink, ConnectError, EventError, ExchangeError, Failed,
     FunctionError, IdentifyError, Invocation, InvokeError, LambdaLoad, LoadError, LoadOptions,
-    PrepareFreezeError, PutError, Refusal, RefusalKind, RoleCredentials, RuntimeKind,
-    ShutdownError, Status, StatusError, Usage,
+    NetworkAddresses, PrepareFreezeError, PutError, Refusal, RefusalKind, RoleCredentials,
+    RuntimeKind, ShutdownError, Status, StatusError, Usage,
 };
 pub use console_tail::ConsoleTail;
 pub use descriptors::{Descriptors, Slot};
@@ -71,6 +72,7 @@ pub use identity::{Identity, IdentityError};
 pub use instance::{ClaimError, FindError, Instance, Instances, MAX_NAME, OwnedInstance};
 pub use life::{Clock, KvmDevice, Mapped, Planned, Restored, Running};
 pub use linux::require_linux;
+pub use network::NetworkSpec;
 pub use outcome::Outcome;
 pub use pool_manager::{MANAGER_HAS_CLIENTS, MANAGER_IN_USE, PoolManager, PoolManagerError};
 pub use recorded::RecordedRun;

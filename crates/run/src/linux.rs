@@ -107,7 +107,8 @@ pub(crate) fn serve(
     spec: &HostSpec,
     descriptors: &mut Descriptors,
 ) -> Result<(HostConfig, Served), StartError> {
-    let identity = Identity::fresh()?;
+    let addresses = spec.network.as_ref().and_then(|network| network.addresses.clone());
+    let identity = Identity { addresses, ..Identity::fresh()? };
     let console = Console::new(descriptors.take_file(spec.console)?);
     let without = || StartError::Spec("a guest with Linux needs sockets".to_owned());
     let sockets = spec.sockets.clone().ok_or_else(without)?;
@@ -126,9 +127,11 @@ pub(crate) fn serve(
         }
         None => None,
     };
+    let network = spec.network.as_ref().map(|network| network.take(descriptors)).transpose()?;
     let host = HostConfig {
         vsock: Some(vsock),
         scratch,
+        network: network.unwrap_or_default(),
         console: console.clone(),
         generation: Some(identity.generation),
         windows: Vec::new(),
@@ -178,7 +181,8 @@ impl GuestKind for Linux {
         &mut self,
         credentials: Option<RoleCredentials>,
     ) -> Result<Option<Uuid>, StartError> {
-        self.served.identity = Identity::fresh()?;
+        let addresses = self.served.identity.addresses.take();
+        self.served.identity = Identity { addresses, ..Identity::fresh()? };
         self.served.credentials = credentials;
         Ok(Some(self.served.identity.generation))
     }
@@ -286,6 +290,7 @@ pub(crate) fn boot(
         root: boot.root.clone().take(&mut descriptors)?,
         overlay: boot.overlay.clone().take(&mut descriptors)?,
         disk_size: boot.disk_size,
+        network: boot.network,
         host: guest.take_host()?,
     };
     let mut microvm = Microvm::boot(config, kvm.0?)?;

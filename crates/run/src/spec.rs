@@ -9,17 +9,18 @@ use std::time::Duration;
 use firn_agent::protocol::RoleCredentials;
 use firn_pool::Client;
 use firn_snapshot::{Manifest, SnapshotDirectory, SnapshotFiles, Verifier, Verify, open_pooled};
-use firn_vmm::{VsockBroker, open_root_disk, scratch_file};
+use firn_vmm::{NetworkConfig, VsockBroker, open_root_disk, scratch_file};
 use serde::{Deserialize, Serialize};
 
 use crate::descriptors::{Descriptors, Slot};
 use crate::error::StartError;
 use crate::function::Function;
 use crate::instance::{Instance, Instances, OwnedInstance};
+use crate::network::NetworkSpec;
 
 /// Version of [`StartSpec`] and of everything else that crosses between a monitor and the process
 /// that starts it.
-pub const SPEC_VERSION: u32 = 7;
+pub const SPEC_VERSION: u32 = 8;
 
 /// A request to start one microVM.
 ///
@@ -51,6 +52,9 @@ pub struct HostSpec {
     pub sockets: Option<Sockets>,
     /// The file that gets a copy of the guest's serial console.
     pub console: Option<Slot>,
+    /// The other side of its network device. Without it the device of a guest that has one has no
+    /// link.
+    pub network: Option<NetworkSpec>,
 }
 
 /// Where a microVM comes from.
@@ -112,6 +116,8 @@ pub struct BootSpec {
     pub cpu: Option<String>,
     /// Guest memory, bytes.
     pub memory: u64,
+    /// The guest's network device; `None` for a guest without one.
+    pub network: Option<NetworkConfig>,
     /// The function to load once the guest runs. Without one the guest waits for it.
     pub function: Option<Function>,
 }
@@ -405,6 +411,6 @@ impl HostSpec {
         let broker = VsockBroker::start(instance.vsock_socket());
         let broker = broker.map_err(|error| StartError::session("start a thread", error))?;
         sockets.broker = Some(descriptors.add(broker));
-        Ok((instance, Self { software_kvm: false, sockets: Some(sockets), console }))
+        Ok((instance, Self { sockets: Some(sockets), console, ..Self::default() }))
     }
 }

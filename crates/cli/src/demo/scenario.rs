@@ -146,6 +146,7 @@ impl Stage<'_> {
         let mut descriptors = Descriptors::default();
         let mut open = |path: &Path| OpenedFile::open(path, &mut descriptors);
         let boot = BootSpec {
+            network: None,
             kernel: open(&guest_file("vmlinux"))?,
             initramfs: open(&guest_file("initramfs.cpio"))?,
             root: open(&image_file(&ImageName::base()))?,

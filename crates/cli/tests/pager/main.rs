@@ -595,6 +595,7 @@ fn monitor_with_a_guest() {
     let host = HostConfig {
         vsock: None,
         scratch: None,
+        network: firn_vmm::Network::default(),
         console: Console::default(),
         generation: None,
         windows: vec![window],

@@ -242,6 +242,7 @@ impl Launcher {
             let mut descriptors = Descriptors::default();
             let mut open = |path| OpenedFile::open(path, &mut descriptors);
             let boot = BootSpec {
+                network: None,
                 kernel: open(&files.kernel)?,
                 initramfs: open(&files.initramfs)?,
                 root: open(&root)?,
@@ -544,7 +545,7 @@ impl Launcher {
         let instance = self.instances.claim(&format!("serve-{}-{number}", std::process::id()))?;
         let scratch = Some(ScratchSpec::create(self.scratch.path(), disk, descriptors)?);
         let sockets = Some(Sockets { scratch, ..Sockets::bind(&instance, descriptors)? });
-        let host = HostSpec { software_kvm: self.software_kvm, sockets, console: None };
+        let host = HostSpec { software_kvm: self.software_kvm, sockets, ..HostSpec::default() };
         Ok((instance, StartSpec::new(origin, host, self.start_limit)))
     }
 

@@ -9,7 +9,7 @@ use super::disk::{EmptyDisk, sha256};
 use super::store::create_folder;
 use super::{BuildError, Builder};
 
-/// The modules that the agent inserts.
+/// The modules that the agent inserts in every guest.
 const MODULES: [&str; 8] = [
     "virtio_mmio",
     "virtio_blk",
@@ -20,6 +20,9 @@ const MODULES: [&str; 8] = [
     "virtio_rng",
     "virtio_balloon",
 ];
+
+/// The module that it inserts in a guest with a network device.
+const NETWORK_MODULE: &str = "virtio_net";
 
 const OVERLAY: EmptyDisk = EmptyDisk {
     part: "guest/overlay.ext4",
@@ -61,11 +64,11 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// The agent as `/init`, and the modules, which `/modules/order` lists.
+    /// The agent as `/init`, and the modules, which `/modules/order` and `/modules/network` list.
     fn initramfs(&mut self, agent: &Path, packages: &str) -> Result<(), BuildError> {
         let program = fs::read(agent).map_err(BuildError::file("read", agent))?;
         let description = [packages.as_bytes(), MODULES.join(" ").as_bytes(), &program].concat();
-        let key = format!("2 {}", sha256(description));
+        let key = format!("3 {}", sha256(description));
         if self.store.is_built("guest/initramfs.cpio", &key) {
             return Ok(());
         }
@@ -75,7 +78,8 @@ impl Builder<'_> {
             create_folder(&root.join(folder))?;
         }
         install(&root.join("init"), &program)?;
-        self.collect_modules(&root.join("modules"), &MODULES)?;
+        self.collect_modules(&root.join("modules"), "order", &MODULES)?;
+        self.collect_modules(&root.join("modules"), "network", &[NETWORK_MODULE])?;
         self.pack_initramfs(&root, "guest/initramfs.cpio")?;
         self.store.publish("guest/initramfs.cpio", &key)
     }

@@ -9,8 +9,8 @@ use super::{BuildError, Builder};
 
 /// `/init` of L1.
 const INIT: &str = include_str!("../../../../lab/init");
-const MODULES: [&str; 8] =
-    ["virtio_blk", "kvm_amd", "nfit", "nd_pmem", "dax_pmem", "device_dax", "erofs", "loop"];
+const MODULES: [&str; 9] =
+    ["virtio_blk", "kvm_amd", "nfit", "nd_pmem", "dax_pmem", "device_dax", "erofs", "loop", "tun"];
 const FOLDERS: [&str; 11] =
     ["bin", "dev", "proc", "sys", "tmp", "run", "in", "out", "cache", "scratch", "etc"];
 const FILES: [(&str, &str); 3] = [
@@ -65,7 +65,7 @@ impl Builder<'_> {
         let busybox = root.join("bin/busybox");
         fs::copy(self.busybox(), &busybox).map_err(BuildError::file("write", busybox))?;
         install(&root.join("init"), INIT.as_bytes())?;
-        self.collect_modules(&root.join("modules"), &MODULES)?;
+        self.collect_modules(&root.join("modules"), "order", &MODULES)?;
         self.pack_initramfs(&root, "lab/initramfs.cpio")?;
         let bzimage = self.bzimage()?;
         let kernel = folder.join("vmlinuz");

@@ -67,6 +67,7 @@ impl Builder<'_> {
     pub(super) fn collect_modules(
         &mut self,
         folder: &Path,
+        list: &str,
         names: &[&str],
     ) -> Result<(), BuildError> {
         create_folder(folder)?;
@@ -81,7 +82,7 @@ impl Builder<'_> {
         for name in names {
             self.collect_module(&mut collection, name)?;
         }
-        let order = folder.join("order");
+        let order = folder.join(list);
         fs::write(&order, collection.order).map_err(BuildError::file("write", order))
     }
 

@@ -459,6 +459,7 @@ impl AgentClient {
             wall_clock_ns: u64::try_from(clock.as_nanos()).map_err(|_| IdentifyError::Clock)?,
             entropy: Base64Bytes(identity.entropy.to_vec()),
             credentials: self.credentials.clone(),
+            network: identity.addresses.clone(),
         });
         match self.exchange(&request, limit)? {
             Reply::Identified => Ok(()),

@@ -14,5 +14,6 @@ pub use errors::{
     PrepareFreezeError, PutError, ShutdownError, StatusError,
 };
 pub use firn_agent::protocol::{
-    Failed, FunctionError, Refusal, RefusalKind, RoleCredentials, RuntimeKind, Status, Usage,
+    Failed, FunctionError, NetworkAddresses, Refusal, RefusalKind, RoleCredentials, RuntimeKind,
+    Status, Usage,
 };

@@ -37,6 +37,9 @@ impl Machine for Untouched {
     fn set_host_name(&self, _name: &str) -> io::Result<()> {
         Ok(())
     }
+    fn set_network(&self, _addresses: &NetworkAddresses) -> io::Result<()> {
+        Ok(())
+    }
     fn publish_generation(&self, _generation: Uuid) -> io::Result<()> {
         Ok(())
     }

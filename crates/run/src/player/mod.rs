@@ -11,7 +11,7 @@ mod registers;
 mod replay;
 
 use firn_snapshot::Manifest;
-use firn_vmm::{Console, HostConfig, MmioWindow};
+use firn_vmm::{Console, HostConfig, MmioWindow, Network};
 
 pub use record::{RecordRunError, record};
 pub(crate) use replay::Player;
@@ -39,6 +39,7 @@ pub fn host(windows: Vec<MmioWindow>) -> HostConfig {
     HostConfig {
         vsock: None,
         scratch: None,
+        network: Network::default(),
         console: Console::default(),
         generation: None,
         windows,

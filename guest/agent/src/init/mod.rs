@@ -2,13 +2,14 @@
 
 mod disks;
 mod modules;
-mod network;
 mod process;
 mod switch_root;
 
+use std::fs;
 use std::io;
 use std::path::Path;
 
+use firn_agent::network;
 use rustix::mount::{MountFlags, mount};
 
 pub(crate) use process::{Side, fork, reap_until};
@@ -51,8 +52,11 @@ pub(crate) fn set_up() -> Result<(), SetUpError> {
     attach("proc", "proc", "/proc", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC)?;
     attach("sysfs", "sysfs", "/sys", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC)?;
     attach("devtmpfs", "devtmpfs", "/dev", MountFlags::NOSUID)?;
-    modules::insert_all()?;
+    modules::insert("order")?;
     disks::assemble_root()?;
+    if has_network()? {
+        modules::insert("network")?;
+    }
     switch_root::switch_root()?;
     for path in ["/dev/shm", "/run", "/tmp"] {
         make_dir(path)?;
@@ -61,9 +65,22 @@ pub(crate) fn set_up() -> Result<(), SetUpError> {
     attach("tmpfs", "tmpfs", "/run", MountFlags::NOSUID | MountFlags::NODEV)?;
     attach("cgroup2", "cgroup2", "/sys/fs/cgroup", MountFlags::NOSUID | MountFlags::NODEV)?;
     open_to_all("/tmp")?;
-    network::loopback_up().map_err(|source| SetUpError::Loopback { source })?;
+    network::bring_up("lo").map_err(|source| SetUpError::Loopback { source })?;
     rustix::system::sethostname(b"firn")
         .map_err(|error| SetUpError::HostName { source: error.into() })
+}
+
+/// Whether the monitor attached a network device, whose number is 1 (virtio 1.2, 5). Its driver
+/// takes memory that other guests need not spend.
+fn has_network() -> Result<bool, SetUpError> {
+    const DEVICES: &str = "/sys/bus/virtio/devices";
+    let failed = |source| SetUpError::Path { path: DEVICES.to_owned(), source };
+    let numbers = fs::read_dir(DEVICES).map_err(failed)?.map(|device| {
+        let number = fs::read_to_string(device?.path().join("device"))?;
+        Ok(number.trim() == "0x0001")
+    });
+    let numbers: io::Result<Vec<bool>> = numbers.collect();
+    Ok(numbers.map_err(failed)?.contains(&true))
 }
 
 fn attach(
@@ -91,12 +108,12 @@ fn attach_with(
 }
 
 fn make_dir(path: &str) -> Result<(), SetUpError> {
-    std::fs::create_dir_all(path).map_err(|source| SetUpError::Path { path: path.into(), source })
+    fs::create_dir_all(path).map_err(|source| SetUpError::Path { path: path.into(), source })
 }
 
 /// Allows every user to write to the directory, as usual on Linux.
 fn open_to_all(path: &str) -> Result<(), SetUpError> {
     use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(Path::new(path), std::fs::Permissions::from_mode(0o1777))
+    fs::set_permissions(Path::new(path), fs::Permissions::from_mode(0o1777))
         .map_err(|source| SetUpError::Path { path: path.into(), source })
 }

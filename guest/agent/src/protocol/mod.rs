@@ -13,6 +13,7 @@ mod tests;
 mod timed;
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -250,6 +251,23 @@ pub struct Identify {
     /// The present keys of the function's role, in place of earlier ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials: Option<RoleCredentials>,
+    /// The addresses of the guest's network interface, in place of earlier ones; without it they
+    /// stay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkAddresses>,
+}
+
+/// The addresses of a guest's network interface.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkAddresses {
+    /// The interface's own address.
+    pub address: Ipv4Addr,
+    /// Bits of its network.
+    pub prefix: u8,
+    /// The router to all other networks.
+    pub gateway: Option<Ipv4Addr>,
+    /// The name server.
+    pub dns: Option<IpAddr>,
 }
 
 impl std::fmt::Debug for Identify {

@@ -272,6 +272,12 @@ impl Instance {
         machine
             .set_host_name(&identify.instance_id)
             .map_err(|e| system("cannot set the host name", &e))?;
+        // Before the programs that were stopped run.
+        if let Some(addresses) = &identify.network {
+            machine
+                .set_network(addresses)
+                .map_err(|e| system("cannot set up the network interface", &e))?;
+        }
         machine
             .publish_generation(identify.generation)
             .map_err(|e| system("cannot publish the generation", &e))?;

@@ -9,10 +9,14 @@ use rustix::system::RebootCommand;
 use rustix::time::{ClockId, Timespec};
 use uuid::Uuid;
 
-use crate::protocol::MAX_ENTROPY_BYTES;
+use crate::network;
+use crate::protocol::{MAX_ENTROPY_BYTES, NetworkAddresses};
 
 /// The file with the generation: 32 hexadecimal digits and a newline. Programs watch it by inotify.
 pub(super) const GENERATION_FILE: &str = "/run/firn-generation";
+
+/// The file with the name servers (resolv.conf(5)).
+const NAME_SERVERS: &str = "/etc/resolv.conf";
 
 /// The machine that the server runs on. Tests replace it.
 pub trait Machine: Send + Sync {
@@ -34,6 +38,12 @@ pub trait Machine: Send + Sync {
     /// # Errors
     /// The system call fails.
     fn set_host_name(&self, name: &str) -> io::Result<()>;
+
+    /// Sets the addresses of the network interface, and the name server.
+    ///
+    /// # Errors
+    /// There is no interface, or it refuses an address.
+    fn set_network(&self, addresses: &NetworkAddresses) -> io::Result<()>;
 
     /// Publishes the generation of this clone to its programs, before those that were stopped run.
     ///
@@ -101,6 +111,14 @@ impl Machine for Guest {
 
     fn set_host_name(&self, name: &str) -> io::Result<()> {
         Ok(rustix::system::sethostname(name.as_bytes())?)
+    }
+
+    fn set_network(&self, addresses: &NetworkAddresses) -> io::Result<()> {
+        network::set_addresses(network::INTERFACE, addresses)?;
+        match addresses.dns {
+            Some(dns) => std::fs::write(NAME_SERVERS, format!("nameserver {dns}\n")),
+            None => Ok(()),
+        }
     }
 
     fn publish_generation(&self, generation: Uuid) -> io::Result<()> {

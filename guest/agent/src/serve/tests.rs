@@ -14,8 +14,8 @@ use uuid::Uuid;
 use super::*;
 use crate::protocol::{
     Answered, Base64Bytes, Failed, FunctionError, LOG_TAIL_BYTES, Load, Loaded, MAX_ANSWER_BYTES,
-    MAX_EVENT_BYTES, MAX_FUNCTION_BYTES, MAX_FUNCTION_FILES, MAX_TIME_LIMIT_MS, Refusal,
-    RuntimeKind, write_frame,
+    MAX_EVENT_BYTES, MAX_FUNCTION_BYTES, MAX_FUNCTION_FILES, MAX_TIME_LIMIT_MS, NetworkAddresses,
+    Refusal, RuntimeKind, write_frame,
 };
 
 const TIME_LIMIT_MS: u64 = 120_000;
@@ -50,6 +50,11 @@ impl Machine for Recorder {
 
     fn set_host_name(&self, name: &str) -> io::Result<()> {
         self.note(format!("host name {name}"));
+        Ok(())
+    }
+
+    fn set_network(&self, addresses: &NetworkAddresses) -> io::Result<()> {
+        self.note(format!("address {}/{}", addresses.address, addresses.prefix));
         Ok(())
     }
 
@@ -239,6 +244,7 @@ fn identity(generation: u128) -> Identify {
         wall_clock_ns: 5,
         entropy: Base64Bytes(vec![7; 32]),
         credentials: None,
+        network: None,
     }
 }
 
@@ -677,6 +683,13 @@ mod gate {
         host.identify(2);
         assert_eq!(guest.machine.take(), ["reseed 32", "clock 5", "host name i-2", "generation 2"]);
         assert_eq!(host.answer(&json!(1)), json!(1));
+
+        let address = "10.0.0.2".parse().unwrap();
+        let network = NetworkAddresses { address, prefix: 24, gateway: None, dns: None };
+        let identify = Identify { network: Some(network), ..identity(3) };
+        assert!(matches!(host.ask(&Request::Identify(identify)), Reply::Identified));
+        let done = guest.machine.take();
+        assert_eq!(done[3..], ["address 10.0.0.2/24", "generation 3"]);
     }
 
     #[test]

@@ -24,6 +24,7 @@ fn host(dir: &Path) -> HostConfig {
     HostConfig {
         vsock: Some(VsockListener::bind(&dir.join("vsock.sock")).unwrap()),
         scratch: None,
+        network: firn_vmm::Network::default(),
         console: Console::default(),
         generation: Some(Uuid::new_v4()),
         windows: Vec::new(),
@@ -52,6 +53,7 @@ fn boot_elf(trace: &NamedTrace, dir: &Path) -> Microvm {
         root: file("root", &[0; 4096]),
         overlay: file("overlay", &[0; 4096]),
         disk_size: 0,
+        network: None,
         host: host(dir),
     };
     Microvm::boot(config, OpenKvm::open(KVM_DEVICE.as_ref()).unwrap()).unwrap()

@@ -11,6 +11,7 @@ use firn_base::num::u64_of;
 use firn_memory::GuestView;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::time::Timespec;
+use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
@@ -51,7 +52,7 @@ const OFFLOADS: u64 = 1 << VIRTIO_NET_F_CSUM
     | 1 << VIRTIO_NET_F_GUEST_TSO6;
 
 /// The guest's side of a network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkConfig {
     /// The guest's Ethernet address.
     pub mac: [u8; 6],

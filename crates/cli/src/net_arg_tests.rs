@@ -1,0 +1,76 @@
+use super::*;
+
+fn tap(text: &str) -> TapArg {
+    match text.parse() {
+        Ok(NetArg::Tap(tap)) => *tap,
+        other => panic!("{text}: {other:?}"),
+    }
+}
+
+#[test]
+fn every_option_of_a_tap_device_is_read() {
+    assert_eq!("none".parse::<NetArg>().unwrap(), NetArg::None);
+    assert_eq!(tap("tap:t0"), TapArg { name: "t0".to_owned(), ..TapArg::default() });
+    let found = tap(
+        "tap:t0,mac=02:00:00:0a:FF:07,mtu=9000,address=10.0.0.2/24,gateway=10.0.0.1,dns=fd00::1,\
+         to-guest=10M,to-guest-frames=7,from-guest=1K,from-guest-frames=8",
+    );
+    let expected = TapArg {
+        name: "t0".to_owned(),
+        mac: Some([2, 0, 0, 10, 255, 7]),
+        mtu: Some(9000),
+        address: Some((Ipv4Addr::new(10, 0, 0, 2), 24)),
+        gateway: Some(Ipv4Addr::new(10, 0, 0, 1)),
+        dns: Some("fd00::1".parse().unwrap()),
+        to_guest: RateLimit { bytes: Some(10 << 20), operations: Some(7) },
+        from_guest: RateLimit { bytes: Some(1024), operations: Some(8) },
+    };
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    let cases = [
+        ("", "is not a network"),
+        ("tun:t0", "is not a network"),
+        ("tap:t0,speed=1", "is not an option"),
+        ("tap:t0,mtu", "is not an option"),
+        ("tap:t0,mtu=1500,mtu=1500", "mtu is given twice"),
+        ("tap:t0,mtu=67", "is not an MTU"),
+        ("tap:t0,mtu=70000", "is not an MTU"),
+        ("tap:t0,mac=02:00:00:00:00", "is not a MAC"),
+        ("tap:t0,mac=03:00:00:00:00:01", "is not a MAC"),
+        ("tap:t0,mac=+2:00:00:00:00:01", "is not a MAC"),
+        ("tap:t0,mac=00:00:00:00:00:00", "is not a MAC"),
+        ("tap:t0,address=10.0.0.2", "is not an IPv4 address with"),
+        ("tap:t0,address=10.0.0.2/33", "is not an IPv4 address with"),
+        ("tap:t0,address=10.0.0.2/0", "is not an IPv4 address with"),
+        ("tap:t0,gateway=10.0.0.1", "gateway needs address"),
+        ("tap:t0,dns=10.0.0.1", "dns needs address"),
+        ("tap:t0,address=10.0.0.2/24,gateway=10.0.1.1", "is not in the guest's network"),
+        ("tap:t0,address=10.0.0.2/24,gateway=::1", "is not an address of IPv4"),
+        ("tap:t0,address=10.0.0.2/24,dns=host", "is not an address of IPv4 or IPv6"),
+        ("tap:t0,to-guest=0", "is not a rate"),
+        ("tap:t0,to-guest=fast", "is not a rate"),
+    ];
+    for (text, reason) in cases {
+        let error = text.parse::<NetArg>().unwrap_err().to_string();
+        assert!(error.contains(reason), "{text}: {error}");
+    }
+    // One network has all addresses of one machine.
+    tap("tap:t0,address=10.0.0.2/32,gateway=10.0.0.2");
+}
+
+#[test]
+fn a_snapshot_has_its_device_already() {
+    let mut descriptors = Descriptors::default();
+    let mut error = |text: &str, has_disks| {
+        let net: NetArg = text.parse().unwrap();
+        net.reconnect(has_disks, &mut descriptors).unwrap_err().to_string()
+    };
+    assert!(error("tap:t0,mac=02:00:00:00:00:07", true).starts_with("mac is chosen at the boot"));
+    assert!(error("tap:t0,mtu=1500", true).starts_with("mtu is chosen at the boot"));
+    assert!(error("tap:t0", false).contains("player"));
+    let missing = error("tap:firn-missing", true);
+    assert!(missing.contains("no network interface firn-missing"), "{missing}");
+}

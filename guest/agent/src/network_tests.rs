@@ -1,0 +1,47 @@
+use std::thread;
+
+use firn_required::TapDevice;
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+use super::*;
+
+/// The addresses and routes of a network namespace, from /proc.
+fn read(file: &str) -> String {
+    std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap()
+}
+
+#[test]
+fn an_interface_gets_addresses_in_place_of_earlier_ones() {
+    let can = rustix::process::geteuid().is_root() && std::fs::exists("/dev/net/tun").unwrap();
+    if !firn_required::has("tun", can) {
+        return;
+    }
+    let test = || {
+        // SAFETY: the thread shares no descriptor table or memory that this concerns.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
+        let _device = TapDevice::create(INTERFACE, Ipv4Addr::new(192, 0, 2, 1)).unwrap();
+        bring_up("lo").unwrap();
+        let mut addresses = NetworkAddresses {
+            address: Ipv4Addr::new(10, 1, 2, 3),
+            prefix: 30,
+            gateway: Some(Ipv4Addr::new(10, 1, 2, 1)),
+            dns: None,
+        };
+        set_addresses(INTERFACE, &addresses).unwrap();
+        let table = read("fib_trie");
+        assert!(table.contains("10.1.2.3") && !table.contains("192.0.2.1"), "{table}");
+        // Gateway, and mask of the network, as the processor stores them.
+        let routes = read("route");
+        assert!(routes.contains("0102010A") && routes.contains("FCFFFFFF"), "{routes}");
+        // Again, and others.
+        set_addresses(INTERFACE, &addresses).unwrap();
+        addresses.address = Ipv4Addr::new(172, 16, 0, 9);
+        addresses.gateway = None;
+        addresses.prefix = 0;
+        set_addresses(INTERFACE, &addresses).unwrap();
+        let routes = read("route");
+        assert!(!routes.contains("0102010A"), "{routes}");
+        assert!(set_addresses("eth9", &addresses).is_err());
+    };
+    thread::scope(|scope| scope.spawn(test).join()).unwrap();
+}
