@@ -87,3 +87,17 @@ def rename(name):
     """Sets the name that the kernel prints in reports on this process."""
     PR_SET_NAME = 15
     ctypes.CDLL(None).prctl(PR_SET_NAME, ctypes.create_string_buffer(name.encode("latin-1")), 0, 0, 0)
+
+
+def echo(address, port, mebibytes):
+    """Sends bytes to a server that sends them back, and compares."""
+    import socket
+    import threading
+
+    sent = hashlib.shake_128(b"echo").digest(1 << 20) * mebibytes
+    with socket.create_connection((address, port), timeout=60) as connection:
+        sender = threading.Thread(target=lambda: (connection.sendall(sent), connection.shutdown(socket.SHUT_WR)))
+        sender.start()
+        received = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+        sender.join()
+    return received == sent

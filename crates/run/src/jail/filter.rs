@@ -126,6 +126,8 @@ const KVM_CREATE: [u64; 3] = [0xae01, 0xae41, 0xc00c_aee0];
 const USERFAULTFD_NEW: u64 = 0xaa00;
 /// `FS_IOC_MEASURE_VERITY`.
 const MEASURE_VERITY: u64 = 0xc004_6686;
+/// Offloads of a tap device (Linux Documentation/networking/tuntap.rst).
+const TUNSETOFFLOAD: u64 = 0x4004_54d0;
 /// The size of what `mremap` may move, and to, bytes: a chunk of guest memory.
 const CHUNK: u64 = 2 << 20;
 
@@ -204,6 +206,7 @@ fn allowed() -> Result<Rules> {
                 all(&[(1, Dword, MaskedEq(KIND), KVM)])?,
                 all(&[(1, Dword, MaskedEq(KIND), USERFAULTFD)])?,
                 all(&[(1, Dword, Eq, libc::FIONBIO)])?,
+                all(&[(1, Dword, Eq, TUNSETOFFLOAD)])?,
                 all(&[(1, Dword, Eq, MEASURE_VERITY)])?,
             ],
         ),

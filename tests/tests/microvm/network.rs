@@ -1,0 +1,95 @@
+//! The guest's network.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::thread;
+
+use firn_required::TapDevice;
+use firn_tests::{World, workshop, workshop_folder};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+use serde_json::json;
+
+/// Runs a test in a network namespace of its own, where a server echoes on each address
+/// `10.9.N.1` of a tap device `tapN`.
+fn with_taps(count: u8, test: impl FnOnce(u16) + Send) {
+    let can = rustix::process::geteuid().is_root() && std::fs::exists("/dev/net/tun").unwrap();
+    if !firn_required::has("tun", can) {
+        return;
+    }
+    let test = || {
+        // SAFETY: the thread shares no descriptor table or memory that this concerns.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
+        let address = |number| Ipv4Addr::new(10, 9, number, 1);
+        let device = |number| TapDevice::create(&format!("tap{number}"), address(number)).unwrap();
+        let _devices: Vec<TapDevice> = (0..count).map(device).collect();
+        let server = TcpListener::bind("0.0.0.0:0").unwrap();
+        let port = server.local_addr().unwrap().port();
+        // It ends with the test program.
+        thread::spawn(move || {
+            for connection in server.incoming() {
+                thread::spawn(|| echo(connection.unwrap()));
+            }
+        });
+        test(port);
+    };
+    thread::scope(|scope| scope.spawn(test).join()).unwrap();
+}
+
+fn echo(mut connection: TcpStream) {
+    let mut buffer = vec![0; 1 << 16];
+    // A client that is killed ends the connection.
+    while let Ok(len @ 1..) = connection.read(&mut buffer) {
+        if connection.write_all(&buffer[..len]).is_err() {
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_guest_reaches_the_host_by_a_tap_device_before_and_after_a_freeze() {
+    with_taps(2, |port| {
+        let world = World::default();
+        let echoes = |name: &str, network: u8, mebibytes: u32| {
+            let address = format!("10.9.{network}.1");
+            let event =
+                json!({"do": "echo", "address": address, "port": port, "mebibytes": mebibytes});
+            assert_eq!(world.ask(name, "machine", &event), json!(true), "{name}");
+        };
+        let boot = world.firn(["boot", "--name", "booted", "--net"]);
+        let boot = boot.arg("tap:tap0,address=10.9.0.2/24,gateway=10.9.0.1,dns=10.9.0.1,mtu=9000");
+        let mut booted = boot.arg(workshop_folder(&world.work())).start().ready();
+        echoes("booted", 0, 8);
+        let servers = json!({"do": "read", "path": "/etc/resolv.conf"});
+        assert_eq!(world.ask("booted", "machine", &servers), json!("nameserver 10.9.0.1\n"));
+        let mtu = json!({"do": "read", "path": "/sys/class/net/eth0/mtu"});
+        assert_eq!(world.ask("booted", "machine", &mtu), json!("9000\n"));
+        let busy = world.firn(["thaw", "--net", "tap:tap0"]).arg(workshop()).run();
+        busy.refused(&["tap0 is in use"]);
+        let snapshot = world.file("snapshot");
+        world.firn(["freeze", "booted"]).arg(&snapshot).run().ok();
+        booted.end().ok();
+
+        // A clone keeps its address on the same device, and gets another on another.
+        let thaw = |name: &str, net: &str| {
+            world.firn(["thaw", "--name", name, "--net", net]).arg(&snapshot).start().ready()
+        };
+        let _same = thaw("same", "tap:tap0");
+        let _other = thaw("other", "tap:tap1,address=10.9.1.2/24,to-guest=4M,from-guest=4M");
+        echoes("same", 0, 8);
+        echoes("other", 1, 2);
+        // Without a network a guest with a device still answers.
+        let answer = world.thaw_and_ask(&snapshot, "machine", &mtu);
+        assert_eq!(answer, json!("9000\n"));
+        let without = world.firn(["thaw", "--net", "tap:tap9"]).arg(&snapshot).run();
+        without.refused(&["no network interface tap9", "ip tuntap add"]);
+    });
+}
+
+#[test]
+fn a_guest_without_a_device_gets_no_network() {
+    with_taps(1, |_| {
+        let world = World::default();
+        let thaw = world.firn(["thaw", "--net", "tap:tap0"]).arg(workshop()).run();
+        thaw.refused(&["the guest has no network device", "boot it with --net"]);
+    });
+}
