@@ -17,6 +17,9 @@ const LIMITS_CPU: &str = "awk '$3 == \"cgroup\" && $4 ~ /(^|,)cpu(,|$)/ || $3 ==
          test -w \"$place/cgroup.procs\" && echo yes; \
        done | grep -q yes";
 
+/// Whether this user can open a tap device in a network namespace of its own.
+const MAKES_TAPS: &str = "unshare --net sh -c ': <> /dev/net/tun'";
+
 /// This machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Host {
@@ -32,6 +35,8 @@ pub(crate) struct Host {
     pub(crate) cgroup2: bool,
     /// This user can limit the CPU time of control groups.
     pub(crate) cpu_limits: bool,
+    /// This user can make tap devices.
+    pub(crate) tun: bool,
 }
 
 impl Host {
@@ -43,7 +48,9 @@ impl Host {
             Step::new("stat").args(["-f", "-c", "%T"]).arg(&temporary).output().unwrap_or_default();
         let cgroup2 = Step::new("sh").args(["-c", WRITES_CGROUP2]).succeeds()?;
         let cpu_limits = Step::new("sh").args(["-c", LIMITS_CPU]).succeeds()?;
+        let tun = Step::new("sh").args(["-c", MAKES_TAPS]).succeeds()?;
         Ok(Self {
+            tun,
             cgroup2,
             cpu_limits,
             kvm,
@@ -62,6 +69,7 @@ impl Host {
             (self.root, "root"),
             (self.cgroup2, "cgroup2"),
             (self.cpu_limits, "cpu_limits"),
+            (self.tun, "tun"),
         ];
         let found: Vec<&str> =
             parts.into_iter().filter(|(found, _)| *found).map(|(_, name)| name).collect();

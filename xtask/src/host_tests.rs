@@ -9,10 +9,11 @@ fn required_parts_are_the_ones_that_the_host_has() {
         root: true,
         cgroup2: true,
         cpu_limits: true,
+        tun: true,
     };
-    assert_eq!(host.required(), "disk,root,cgroup2,cpu_limits");
+    assert_eq!(host.required(), "disk,root,cgroup2,cpu_limits,tun");
     host.kvm = true;
-    assert_eq!(host.required(), "kvm,disk,root,cgroup2,cpu_limits");
+    assert_eq!(host.required(), "kvm,disk,root,cgroup2,cpu_limits,tun");
     host = Host {
         kvm: false,
         hardware: false,
@@ -20,6 +21,7 @@ fn required_parts_are_the_ones_that_the_host_has() {
         root: false,
         cgroup2: false,
         cpu_limits: false,
+        tun: false,
     };
     assert_eq!(host.required(), "");
 }

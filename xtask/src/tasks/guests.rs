@@ -73,7 +73,7 @@ fn in_lab(context: &Context, program: &Path, made: &[Made], memory: &str) -> Ste
             .arg(program)
             .arg("--in")
             .arg(context.paths.cache.join("clients"))
-            .args(["--env", "FIRN_REQUIRE=kvm,root,dax,cpu_limits", "--env", "FIRN=/bin/firn"])
+            .args(["--env", "FIRN_REQUIRE=kvm,root,dax,cpu_limits,tun", "--env", "FIRN=/bin/firn"])
             .args(["--env", "FIRN_CLIENTS=/in/clients"]);
     let step = made.iter().fold(step, |step, (name, path)| {
         step.arg("--in").arg(path).arg("--env").arg(format!("{name}={}", lab::inside(path)))

@@ -14,7 +14,7 @@ use crate::step::Step;
 const JSON: &str = "--no-run --message-format=json-render-diagnostics";
 
 fn host(kvm: bool, hardware: bool) -> Host {
-    Host { kvm, hardware, disk: true, root: true, cgroup2: true, cpu_limits: true }
+    Host { kvm, hardware, disk: true, root: true, cgroup2: true, cpu_limits: true, tun: true }
 }
 
 /// A context whose firn is this script.
@@ -134,7 +134,7 @@ fn guest_tests_run_natively_or_in_two_labs() {
     let lab = |memory, made| {
         format!(
             "/t/release/firn lab run --memory {memory} --fsdax --cpus 1 --timeout 3600 --in microvm --in /c/clients \
-             --env FIRN_REQUIRE=kvm,root,dax,cpu_limits --env FIRN=/bin/firn --env FIRN_CLIENTS=/in/clients \
+             --env FIRN_REQUIRE=kvm,root,dax,cpu_limits,tun --env FIRN=/bin/firn --env FIRN_CLIENTS=/in/clients \
              --in /t/clones.erofs --env FIRN_CLONES_IMAGE=/in/clones.erofs --in /t/debug/draws --env FIRN_DRAWS_RUST=/in/draws{made} \
              -- /in/microvm --test-threads=1"
         )

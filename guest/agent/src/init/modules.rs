@@ -11,8 +11,8 @@ use super::SetUpError;
 /// The directory of the initramfs with the modules and their lists.
 const DIRECTORY: &str = "/modules";
 
-/// Inserts the modules of a list, a file with one file name per line, in its order. If the file does
-/// not exist, there are no modules.
+/// Inserts the modules of a list, a file with one file name per line, in its order. Without the
+/// file there are none.
 pub(super) fn insert(list: &str) -> Result<(), SetUpError> {
     let path = format!("{DIRECTORY}/{list}");
     let order = match fs::read_to_string(&path) {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// Where a guest's frames go, and where frames for it come from.
 ///
-/// A packet is a frame with `struct virtio_net_hdr_v1` before it (virtio 1.2, 5.1.6). Its driver may
+/// A packet is a frame with `struct virtio_net_hdr_v1` before it (virtio 1.2, 5.1.6). The guest may
 /// write anything in both. Nothing here blocks.
 pub trait NetworkBackend: Send + Debug {
     /// The driver accepted these features. Packets for it may need no others.
