@@ -53,9 +53,9 @@ impl Frame {
     }
 
     /// A frame that another [`Frame`] has made.
-    pub(crate) fn copy_from(&mut self, bytes: &[u8]) {
+    pub(crate) fn copy_from(&mut self, header: FrameHeader, bytes: &[u8]) {
         self.set_len(bytes.len());
-        self.header = FrameHeader::default();
+        self.header = header;
         self.bytes[..self.len].copy_from_slice(bytes);
     }
 

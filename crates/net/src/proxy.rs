@@ -52,7 +52,7 @@ pub struct Proxy {
     epoll: OwnedFd,
     /// Connections of before a thaw, which are reset first.
     resets: VecDeque<SavedFlow>,
-    answers: VecDeque<Vec<u8>>,
+    answers: VecDeque<(FrameHeader, Vec<u8>)>,
     frame: Frame,
     /// For the sequence numbers of new connections (RFC 6528).
     secret: RandomState,
@@ -501,7 +501,8 @@ impl Proxy {
     /// Queues the frame that was just made.
     fn push_answer(&mut self) {
         if self.answers.len() < MAX_ANSWERS {
-            self.answers.push_back(self.frame.parts().1.to_vec());
+            let (header, frame) = self.frame.parts();
+            self.answers.push_back((header, frame.to_vec()));
         } else {
             self.shared.counters.dropped_full += 1;
         }
@@ -512,9 +513,9 @@ impl Proxy {
             self.make_reset(&key, next_to_guest, Some(next_from_guest));
             return true;
         }
-        while let Some(answer) = self.answers.pop_front() {
+        while let Some((header, answer)) = self.answers.pop_front() {
             if answer.len() <= room {
-                self.frame.copy_from(&answer);
+                self.frame.copy_from(header, &answer);
                 return true;
             }
             self.shared.counters.dropped_full += 1;
