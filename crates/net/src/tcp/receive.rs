@@ -84,6 +84,10 @@ impl TcpFlow {
             to_guest.next = to_guest.next.latest(ack);
             to_guest.duplicate_acks = 0;
             self.deadline = (to_guest.sent != ack).then(|| now + super::RTO);
+        } else if window > to_guest.window && to_guest.in_flight() > to_guest.window {
+            // The guest had closed its window on what was in flight, and has dropped that.
+            to_guest.rewind();
+            shared.counters.retransmissions += 1;
         } else if segment.len() == 0 && window == to_guest.window && ack != to_guest.sent {
             to_guest.duplicate_acks = to_guest.duplicate_acks.saturating_add(1);
             if to_guest.duplicate_acks == 3 && !ack.is_before(to_guest.recovery) {
