@@ -1,0 +1,154 @@
+//! The broker: it opens the sockets of one guest, outside the jail of the guest's monitor.
+//!
+//! A monitor sends the address that its guest connects to; the broker checks it, connects without
+//! waiting, and passes the descriptor. The monitor may be taken over: what it sends is checked,
+//! and it gets no socket that is not connected to an allowed address. Such a socket cannot be
+//! connected elsewhere, because the jail denies connect(2).
+
+mod policy;
+mod route;
+mod special;
+pub(crate) mod wire;
+
+use std::fs;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{
+    set_socket_keepalive, set_socket_send_buffer_size, set_tcp_keepidle, set_tcp_nodelay,
+};
+use rustix::net::{
+    AddressFamily, SocketFlags, SocketType, connect, ipproto, socket_with, socketpair,
+};
+
+pub use policy::{ParseRuleError, Policy, RuleCount};
+use route::Routes;
+use wire::{Answer, Request, SocketKind};
+
+/// The port of DNS.
+const DNS_PORT: u16 = 53;
+/// Bytes of answers that the monitor has not received: about 40 answers, each with a socket, which
+/// count as the broker's until then.
+const ANSWERS: usize = 16 << 10;
+/// The sockets that a guest may open at once, and for each second that follows.
+const BURST: u32 = 4096;
+const RATE: u32 = 2048;
+/// When the host's kernel begins to probe an idle peer.
+const KEEPALIVE: Duration = Duration::from_secs(120);
+
+/// Opens sockets for one guest.
+#[derive(Debug)]
+pub struct Broker {
+    socket: OwnedFd,
+    policy: Policy,
+    resolvers: Vec<SocketAddr>,
+    routes: Routes,
+    rate: Rate,
+}
+
+impl Broker {
+    /// A broker in a thread of its own, which ends when the returned end, the monitor's, is closed.
+    /// DNS queries go to the first of `resolvers`, and to the others when one does not answer.
+    ///
+    /// # Errors
+    /// The sockets or the thread cannot be made.
+    pub fn start(policy: Policy, resolvers: Vec<SocketAddr>) -> io::Result<OwnedFd> {
+        let (socket, monitor) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        set_socket_send_buffer_size(&socket, ANSWERS)?;
+        let routes = Routes::open()?;
+        let mut broker = Self { socket, policy, resolvers, routes, rate: Rate::new() };
+        thread::Builder::new()
+            .name("net-broker".into())
+            .spawn(move || while broker.answer_next().is_ok() {})?;
+        Ok(monitor)
+    }
+
+    fn answer_next(&mut self) -> Result<(), Errno> {
+        let request = Request::receive(&self.socket)?;
+        thread::sleep(self.rate.wait(Instant::now()));
+        let answer = Answer { id: request.id, socket: self.open(&request) };
+        answer.send(&self.socket)
+    }
+
+    fn open(&self, request: &Request) -> Result<OwnedFd, Errno> {
+        let to = match request.kind {
+            SocketKind::ResolverTcp | SocketKind::ResolverUdp => {
+                let attempt = usize::from(request.to.port());
+                let count = self.resolvers.len().max(1);
+                *self.resolvers.get(attempt % count).ok_or(Errno::NETUNREACH)?
+            }
+            SocketKind::Tcp | SocketKind::Udp | SocketKind::Ping => {
+                if !self.policy.check(request.to, |address| self.routes.is_local(address)) {
+                    return Err(Errno::ACCESS);
+                }
+                request.to
+            }
+        };
+        open_socket(request.kind, to)
+    }
+}
+
+/// A socket that is connected to `to`, or will be.
+fn open_socket(kind: SocketKind, to: SocketAddr) -> Result<OwnedFd, Errno> {
+    let v4 = to.is_ipv4();
+    let family = if v4 { AddressFamily::INET } else { AddressFamily::INET6 };
+    let (socket_type, protocol) = match kind {
+        SocketKind::Tcp | SocketKind::ResolverTcp => (SocketType::STREAM, ipproto::TCP),
+        SocketKind::Udp | SocketKind::ResolverUdp => (SocketType::DGRAM, ipproto::UDP),
+        SocketKind::Ping if v4 => (SocketType::DGRAM, ipproto::ICMP),
+        SocketKind::Ping => (SocketType::DGRAM, ipproto::ICMPV6),
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(family, socket_type, flags, Some(protocol))?;
+    if socket_type == SocketType::STREAM {
+        // The guest decides when it sends a small segment.
+        set_tcp_nodelay(&socket, true)?;
+        set_socket_keepalive(&socket, true)?;
+        set_tcp_keepidle(&socket, KEEPALIVE)?;
+    }
+    match connect(&socket, &to) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// How fast a guest may open sockets.
+#[derive(Debug)]
+struct Rate {
+    /// When the sockets that were opened so far would all have been opened at the rate.
+    paid: Instant,
+}
+
+impl Rate {
+    fn new() -> Self {
+        Self { paid: Instant::now() }
+    }
+
+    /// How long the next socket must wait.
+    fn wait(&mut self, now: Instant) -> Duration {
+        let cost = Duration::from_secs(1) / RATE;
+        self.paid = self.paid.max(now) + cost;
+        (self.paid - now).saturating_sub(cost * BURST)
+    }
+}
+
+/// The host's resolvers, as resolv.conf(5) lists them.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn host_resolvers(path: &Path) -> io::Result<Vec<SocketAddr>> {
+    let text = fs::read_to_string(path)?;
+    let servers = text.lines().filter_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        // The scope of a link-local address is not in its text form here: such a one is left out.
+        let address = words.next().filter(|word| *word == "nameserver").and(words.next())?;
+        address.parse::<IpAddr>().ok()
+    });
+    Ok(servers.map(|address| SocketAddr::new(address, DNS_PORT)).collect())
+}

@@ -1,0 +1,92 @@
+//! The host's own addresses, from its routing table.
+
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with,
+};
+
+// linux/netlink.h and linux/rtnetlink.h.
+const RTM_NEWROUTE: u16 = 24;
+const RTM_GETROUTE: u16 = 26;
+const NLM_F_REQUEST: u16 = 1;
+const RTA_DST: u16 = 1;
+const NLMSG_HEADER: usize = 16;
+const RTMSG: usize = 12;
+const RTA_HEADER: usize = 4;
+/// Where `struct rtmsg` has `rtm_type`.
+const RTM_TYPE: usize = 7;
+const RTN_UNICAST: u8 = 1;
+/// No route that a packet could take: blackhole, unreachable, prohibit.
+const RTN_REJECTED: std::ops::RangeInclusive<u8> = 6..=8;
+
+/// Asks the kernel where a packet would go (rtnetlink(7)).
+///
+/// It is asked at each connect, so the answer is as new as the host's addresses, and contains what
+/// a list of addresses does not: broadcast and anycast addresses, and networks that are routed to
+/// the host itself.
+#[derive(Debug)]
+pub(super) struct Routes {
+    socket: OwnedFd,
+}
+
+impl Routes {
+    pub(super) fn open() -> Result<Self, Errno> {
+        let flags = SocketFlags::CLOEXEC;
+        // The protocol NETLINK_ROUTE is 0.
+        let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+        Ok(Self { socket })
+    }
+
+    /// Whether a packet to `address` stays on this host, or goes to more than one host. Without an
+    /// answer it does.
+    pub(super) fn is_local(&self, address: IpAddr) -> bool {
+        match self.route_type(address) {
+            // Without a route the connect fails, which says more than a denial.
+            Ok(kind) => kind != RTN_UNICAST && !RTN_REJECTED.contains(&kind),
+            Err(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ACCESS) => false,
+            Err(_) => true,
+        }
+    }
+
+    fn route_type(&self, address: IpAddr) -> Result<u8, Errno> {
+        let request = request(address);
+        retry_on_intr(|| send(&self.socket, &request, SendFlags::empty()))?;
+        let mut answer = [0; 1024];
+        let (_, len) = retry_on_intr(|| recv(&self.socket, &mut answer, RecvFlags::empty()))?;
+        let answer = answer.get(..len).ok_or(Errno::PROTO)?;
+        let kind = answer.get(4..6).and_then(|kind| kind.try_into().ok()).ok_or(Errno::PROTO)?;
+        let body = answer.get(NLMSG_HEADER..).ok_or(Errno::PROTO)?;
+        if u16::from_ne_bytes(kind) == RTM_NEWROUTE {
+            return body.get(RTM_TYPE).copied().ok_or(Errno::PROTO);
+        }
+        // NLMSG_ERROR: a negative errno.
+        let errno = body.first_chunk().ok_or(Errno::PROTO)?;
+        Err(Errno::from_raw_os_error(i32::from_ne_bytes(*errno).saturating_neg()))
+    }
+}
+
+/// `struct nlmsghdr`, `struct rtmsg` and one attribute.
+fn request(address: IpAddr) -> Vec<u8> {
+    let (family, octets) = match address {
+        IpAddr::V4(address) => (AddressFamily::INET, address.octets().to_vec()),
+        IpAddr::V6(address) => (AddressFamily::INET6, address.octets().to_vec()),
+    };
+    let bytes = u8::try_from(octets.len()).unwrap_or_default();
+    let attribute = RTA_HEADER + octets.len();
+    let len = u32::try_from(NLMSG_HEADER + RTMSG + attribute).unwrap_or_default();
+    let mut message = Vec::with_capacity(64);
+    message.extend(len.to_ne_bytes());
+    message.extend(RTM_GETROUTE.to_ne_bytes());
+    message.extend(NLM_F_REQUEST.to_ne_bytes());
+    message.extend([0; 8]);
+    let [family, _] = family.as_raw().to_ne_bytes();
+    message.extend([family, bytes * 8]);
+    message.extend([0; RTMSG - 2]);
+    message.extend(u16::from(bytes + 4).to_ne_bytes());
+    message.extend(RTA_DST.to_ne_bytes());
+    message.extend(octets);
+    message
+}

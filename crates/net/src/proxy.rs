@@ -1,0 +1,558 @@
+//! The proxy: frames of the guest on one side, sockets of the host on the other.
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use smoltcp::wire::{IpProtocol, TcpControl, TcpRepr};
+
+use crate::broker::wire::{Request, SocketKind};
+use crate::counters::Counters;
+use crate::datagram::{DatagramFlow, Failure, Sent};
+use crate::flow::{FlowKey, FlowProtocol};
+use crate::frame::{Frame, Link};
+use crate::header::{FrameHeader, Offloads};
+use crate::icmp::{self, Unreachable};
+use crate::neighbour;
+use crate::network::GuestNetwork;
+use crate::packet::{Dropped, IpPacket, Parsed, Segment, parse};
+use crate::requests::Requests;
+use crate::seq::Seq;
+use crate::state::{NetworkState, SavedFlow};
+use crate::table::{Flow, Table};
+use crate::tcp::{Shared, TcpFlow, ack_repr};
+
+/// The most flows of a microVM.
+const MAX_FLOWS: usize = 16_384;
+/// Answers that are not of a flow and wait for the guest's buffers.
+const MAX_ANSWERS: usize = 256;
+/// The smallest buffer of the guest that is used: it holds every segment without data.
+const MIN_ROOM: usize = 128;
+/// Events that are handled at once, and how often.
+const EVENTS: usize = 64;
+const ROUNDS: usize = 64;
+const BROKER: u64 = 0;
+const TIMER: u64 = 1;
+const DNS_PORT: u16 = 53;
+
+/// The network of one guest.
+///
+/// It makes no socket: a [`Broker`](crate::Broker) passes connected ones.
+#[derive(Debug)]
+pub struct Proxy {
+    shared: Shared,
+    table: Table,
+    requests: Requests,
+    epoll: OwnedFd,
+    /// Connections of before a thaw, which are reset first.
+    resets: VecDeque<SavedFlow>,
+    answers: VecDeque<(FrameHeader, Vec<u8>)>,
+    frame: Frame,
+    /// For the sequence numbers of new connections (RFC 6528).
+    secret: RandomState,
+    started: Instant,
+}
+
+impl Proxy {
+    /// A proxy whose sockets come from the broker at the other end of `broker`.
+    ///
+    /// # Errors
+    /// The MTU is not valid, or the epoll instance or the timer cannot be made.
+    pub fn new(network: GuestNetwork, broker: OwnedFd) -> io::Result<Self> {
+        if !(GuestNetwork::MIN_MTU..=GuestNetwork::MAX_MTU).contains(&network.mtu) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("an MTU of {} bytes is not between 1280 and 65520", network.mtu),
+            ));
+        }
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let table = Table::new()?;
+        add(&epoll, &broker, BROKER)?;
+        add(&epoll, table.timer(), TIMER)?;
+        let shared = Shared {
+            link: Link { network, offloads: Offloads::default() },
+            pool: Default::default(),
+            promised: 0,
+            resolver: 0,
+            counters: Counters::default(),
+        };
+        Ok(Self {
+            shared,
+            table,
+            requests: Requests::new(broker),
+            epoll,
+            resets: VecDeque::new(),
+            answers: VecDeque::new(),
+            frame: Frame::default(),
+            secret: RandomState::new(),
+            started: Instant::now(),
+        })
+    }
+
+    /// An epoll instance that is readable when [`Proxy::poll`] has something to do.
+    #[must_use]
+    pub fn event_source(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Handles sockets, the broker's answers and deadlines.
+    pub fn poll(&mut self) {
+        let now = Instant::now();
+        let mut events = [MaybeUninit::<epoll::Event>::uninit(); EVENTS];
+        for _ in 0..ROUNDS {
+            let waited = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default()));
+            let Ok((events, _)) = waited else { return };
+            let count = events.len();
+            for event in events {
+                match event.data.u64() {
+                    BROKER => self.broker_answers(now),
+                    TIMER => self.expire(now),
+                    id => self.socket_events(id, event.flags, now),
+                }
+            }
+            if count < EVENTS {
+                return;
+            }
+        }
+    }
+
+    /// Sets what the guest's driver accepts, from now on.
+    pub fn set_offloads(&mut self, offloads: Offloads) {
+        self.shared.link.offloads = offloads;
+    }
+
+    /// Takes a frame from the guest. It never waits; a frame that is not valid is dropped and
+    /// counted.
+    pub fn transmit(&mut self, header: FrameHeader, frame: &[u8]) {
+        let counters = &mut self.shared.counters;
+        counters.frames_from_guest += 1;
+        counters.bytes_from_guest += u64::try_from(frame.len()).unwrap_or(u64::MAX);
+        let result = match parse(&self.shared.link.network, frame) {
+            Ok(Parsed::Arp(arp)) => {
+                let is_answered = neighbour::answer_arp(&mut self.frame, &self.shared.link, &arp);
+                self.answer_if(is_answered)
+            }
+            Ok(Parsed::Ip(packet)) => self.ip(&header, &packet),
+            Err(dropped) => Err(dropped),
+        };
+        let counters = &mut self.shared.counters;
+        match result {
+            Ok(()) => {}
+            Err(Dropped::Invalid) => counters.dropped_invalid += 1,
+            Err(Dropped::Fragment) => counters.dropped_fragments += 1,
+            Err(Dropped::Unsupported) => counters.dropped_unsupported += 1,
+        }
+    }
+
+    /// Whether [`Proxy::receive`] may have a frame.
+    #[must_use]
+    pub fn has_frames(&self) -> bool {
+        !self.resets.is_empty() || !self.answers.is_empty() || self.table.has_ready()
+    }
+
+    /// The next frame to the guest, at most `room` bytes, which are at least 128. A flow has its
+    /// data cut to fit; anything else that does not fit is dropped and counted.
+    pub fn receive(&mut self, room: usize) -> Option<(FrameHeader, &[u8])> {
+        if room < MIN_ROOM || !self.next_frame(room) {
+            return None;
+        }
+        self.shared.counters.frames_to_guest += 1;
+        let (header, frame) = self.frame.parts();
+        self.shared.counters.bytes_to_guest += u64::try_from(frame.len()).unwrap_or(u64::MAX);
+        Some((header, frame))
+    }
+
+    /// The connections, for [`Proxy::restore`]. The guest does not run.
+    #[must_use]
+    pub fn save(&self) -> NetworkState {
+        let live = self.table.iter().filter_map(|(key, flow)| match flow {
+            Flow::Tcp(flow) => {
+                let (next_to_guest, next_from_guest) = flow.sequence_numbers();
+                Some(SavedFlow { key: *key, next_to_guest, next_from_guest })
+            }
+            Flow::Datagram(_) => None,
+        });
+        NetworkState { flows: self.resets.iter().copied().chain(live).collect() }
+    }
+
+    /// Ends all connections, and resets those of `state` in the guest, before any other frame. Each
+    /// reset has the sequence number that the guest expects, so the guest accepts it.
+    pub fn restore(&mut self, state: &NetworkState) {
+        self.table.remove_all(&mut self.shared);
+        self.answers.clear();
+        // A snapshot may be damaged.
+        let network = self.shared.link.network;
+        let is_valid = |flow: &&SavedFlow| {
+            let key = &flow.key;
+            key.protocol == FlowProtocol::Tcp
+                && network.is_guest(key.guest.ip())
+                && key.remote.is_ipv4() == key.guest.is_ipv4()
+        };
+        self.resets = state.flows.iter().filter(is_valid).take(MAX_FLOWS).copied().collect();
+    }
+
+    /// What was counted so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let (buffered, peak) = self.shared.pool.usage();
+        let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+        Counters {
+            flows: number(self.table.len()),
+            buffered: number(buffered),
+            buffered_peak: number(peak),
+            ..self.shared.counters
+        }
+    }
+
+    fn ip(&mut self, header: &FrameHeader, packet: &IpPacket<'_>) -> Result<(), Dropped> {
+        if packet.protocol == IpProtocol::Icmpv6
+            && neighbour::answer_ndp(&mut self.frame, &self.shared.link, packet)
+        {
+            return self.answer_if(true);
+        }
+        let to = packet.destination;
+        let is_group = to.is_multicast() || to == IpAddr::V4(std::net::Ipv4Addr::BROADCAST);
+        let network = &self.shared.link.network;
+        if !network.is_guest(packet.source) || network.is_guest(to) || is_group {
+            return Err(Dropped::Unsupported);
+        }
+        match packet.protocol {
+            IpProtocol::Tcp => {
+                let ((from_port, to_port), segment) = packet.tcp(header)?;
+                let from = (packet.source, from_port);
+                let key = FlowKey::new(FlowProtocol::Tcp, from, (to, to_port));
+                self.tcp(key, &segment);
+                Ok(())
+            }
+            IpProtocol::Udp => {
+                let ((from_port, to_port), payload) = packet.udp(header)?;
+                let from = (packet.source, from_port);
+                let key = FlowKey::new(FlowProtocol::Udp, from, (to, to_port));
+                let kind = match (network.is_gateway(to), to_port) {
+                    (true, DNS_PORT) => SocketKind::ResolverUdp,
+                    (true, _) => {
+                        self.refuse_datagram(&key, Unreachable::Port);
+                        return Ok(());
+                    }
+                    (false, _) => SocketKind::Udp,
+                };
+                self.datagram(key, kind, payload);
+                Ok(())
+            }
+            IpProtocol::Icmp | IpProtocol::Icmpv6 => {
+                let echo = icmp::echo_request(packet).ok_or(Dropped::Unsupported)?;
+                if network.is_gateway(to) {
+                    icmp::gateway_reply(&mut self.frame, &self.shared.link, packet);
+                    return self.answer_if(true);
+                }
+                let from = (packet.source, echo.ident);
+                let key = FlowKey::new(FlowProtocol::Ping, from, (to, 0));
+                self.datagram(key, SocketKind::Ping, echo.message);
+                Ok(())
+            }
+            _ => Err(Dropped::Unsupported),
+        }
+    }
+
+    fn tcp(&mut self, key: FlowKey, segment: &Segment<'_>) {
+        let now = Instant::now();
+        let is_new = segment.syn && segment.ack.is_none() && !segment.rst;
+        if let Some(id) = self.table.find(&key)
+            && let Some((_, Flow::Tcp(flow))) = self.table.get_mut(id)
+        {
+            if !is_new || flow.guest_first() == segment.seq {
+                flow.segment(segment, now, &mut self.shared);
+                self.table.changed(id, now, &mut self.shared);
+                return;
+            }
+            // The guest has forgotten the old connection, and uses its port again.
+            flow.reset_host();
+            self.table.remove(id, &mut self.shared);
+        }
+        if is_new {
+            self.open(key, segment, now);
+        } else if !segment.rst {
+            self.reset_unknown(&key, segment);
+        }
+    }
+
+    fn open(&mut self, key: FlowKey, syn: &Segment<'_>, now: Instant) {
+        let network = &self.shared.link.network;
+        let (kind, to) = match (network.is_gateway(key.remote.ip()), key.remote.port()) {
+            (true, DNS_PORT) => {
+                let to = SocketAddr::new(key.remote.ip(), self.shared.resolver);
+                (SocketKind::ResolverTcp, Some(to))
+            }
+            (true, _) => (SocketKind::Tcp, None),
+            (false, _) => (SocketKind::Tcp, Some(key.remote)),
+        };
+        let has_room = self.table.len() < MAX_FLOWS && self.requests.has_room();
+        let Some(to) = to.filter(|_| has_room) else {
+            self.shared.counters.flows_refused += 1;
+            self.reset_unknown(&key, syn);
+            return;
+        };
+        // A clock of 4 microseconds, and an offset that nobody outside can know.
+        let ticks = now.duration_since(self.started).as_micros() / 4;
+        let mixed = u128::from(self.secret.hash_one(key)).wrapping_add(ticks);
+        let first = Seq(u32::try_from(mixed & 0xffff_ffff).unwrap_or_default());
+        let flow = TcpFlow::new(key, syn, first, now, &mut self.shared);
+        let id = self.table.insert(key, Flow::Tcp(Box::new(flow)), now);
+        self.shared.counters.flows_opened += 1;
+        self.requests.ask(Request { id, kind, to });
+    }
+
+    fn datagram(&mut self, key: FlowKey, kind: SocketKind, payload: &[u8]) {
+        let now = Instant::now();
+        let id = match self.table.find(&key) {
+            Some(id) => id,
+            None if self.table.len() < MAX_FLOWS && self.requests.has_room() => {
+                let flow = DatagramFlow::new(key, kind, self.shared.resolver, now);
+                let (kind, to) = flow.target();
+                let id = self.table.insert(key, Flow::Datagram(Box::new(flow)), now);
+                self.shared.counters.flows_opened += 1;
+                self.requests.ask(Request { id, kind, to });
+                id
+            }
+            None => {
+                self.shared.counters.flows_refused += 1;
+                return;
+            }
+        };
+        let Some((_, Flow::Datagram(flow))) = self.table.get_mut(id) else { return };
+        let sent = flow.send(payload, now, &mut self.shared);
+        self.sent(id, sent);
+    }
+
+    /// After a flow has sent datagrams.
+    fn sent(&mut self, id: u64, sent: Sent) {
+        let Some((key, Flow::Datagram(flow))) = self.table.get_mut(id) else { return };
+        match sent {
+            Sent::Done => {}
+            Sent::NextResolver => {
+                let (kind, to) = flow.target();
+                self.requests.ask(Request { id, kind, to });
+            }
+            Sent::Failed(Failure { mtu: Some(mtu), .. }) => {
+                self.refuse_datagram(&key, Unreachable::TooBig(mtu));
+            }
+            Sent::Failed(Failure { errno, .. }) => {
+                self.refuse_datagram(&key, Unreachable::from_errno(errno));
+            }
+        }
+    }
+
+    fn broker_answers(&mut self, now: Instant) {
+        while let Some(answer) = self.requests.next_answer() {
+            self.requests.send();
+            let id = answer.id;
+            match answer.socket {
+                Ok(socket) => self.set_socket(id, socket, now),
+                Err(errno) => self.refuse(id, errno),
+            }
+        }
+        self.requests.send();
+        if self.requests.is_lost() {
+            let is_asking = |flow: &Flow| match flow {
+                Flow::Tcp(flow) => flow.is_connecting(),
+                Flow::Datagram(flow) => flow.is_connecting(),
+            };
+            let keys: Vec<FlowKey> = self
+                .table
+                .iter()
+                .filter(|(_, flow)| is_asking(flow))
+                .map(|(key, _)| *key)
+                .collect();
+            for id in keys.iter().filter_map(|key| self.table.find(key)).collect::<Vec<_>>() {
+                self.refuse(id, Errno::NETUNREACH);
+            }
+        }
+    }
+
+    fn set_socket(&mut self, id: u64, socket: OwnedFd, now: Instant) {
+        let Some((_, flow)) = self.table.get_mut(id) else { return };
+        if let Err(errno) = add(&self.epoll, &socket, id) {
+            self.refuse(id, errno);
+            return;
+        }
+        match flow {
+            Flow::Tcp(flow) => flow.set_socket(socket),
+            Flow::Datagram(flow) => {
+                let sent = flow.set_socket(socket);
+                self.sent(id, sent);
+            }
+        }
+        self.table.changed(id, now, &mut self.shared);
+    }
+
+    fn socket_events(&mut self, id: u64, events: epoll::EventFlags, now: Instant) {
+        let Some((_, flow)) = self.table.get_mut(id) else { return };
+        let result = match flow {
+            Flow::Tcp(flow) => flow.socket_events(events, &mut self.shared),
+            Flow::Datagram(flow) => {
+                flow.set_readable();
+                Ok(())
+            }
+        };
+        match result {
+            Ok(()) => self.table.changed(id, now, &mut self.shared),
+            Err(errno) => self.refuse(id, errno),
+        }
+    }
+
+    fn expire(&mut self, now: Instant) {
+        while let Some(id) = self.table.next_expired(now) {
+            let Some((_, flow)) = self.table.get_mut(id) else { continue };
+            let result = match flow {
+                Flow::Tcp(flow) => flow.time_out(&mut self.shared),
+                Flow::Datagram(flow) => {
+                    flow.time_out(now);
+                    Ok(())
+                }
+            };
+            match result {
+                Ok(()) => self.table.changed(id, now, &mut self.shared),
+                Err(errno) => self.refuse(id, errno),
+            }
+        }
+        self.table.rearm(now);
+    }
+
+    /// Ends a flow that has no connection, and tells the guest why.
+    fn refuse(&mut self, id: u64, errno: Errno) {
+        let Some((key, flow)) = self.table.get_mut(id) else { return };
+        let start = match flow {
+            Flow::Datagram(_) => None,
+            Flow::Tcp(flow) => Some(flow.guest_first()),
+        };
+        self.shared.counters.flows_refused += 1;
+        self.table.remove(id, &mut self.shared);
+        let Some(first) = start else {
+            self.refuse_datagram(&key, Unreachable::from_errno(errno));
+            return;
+        };
+        if matches!(errno, Errno::CONNREFUSED | Errno::CONNRESET | Errno::MFILE) {
+            self.reset(&key, None, Some(first + 1));
+            return;
+        }
+        let mut quoted = Vec::with_capacity(8);
+        quoted.extend(key.guest.port().to_be_bytes());
+        quoted.extend(key.remote.port().to_be_bytes());
+        quoted.extend(first.0.to_be_bytes());
+        self.unreachable(&key, &quoted, Unreachable::from_errno(errno));
+    }
+
+    fn refuse_datagram(&mut self, key: &FlowKey, reason: Unreachable) {
+        let mut quoted = Vec::with_capacity(8);
+        if key.protocol == FlowProtocol::Ping {
+            quoted.extend([if key.guest.is_ipv4() { 8 } else { 128 }, 0, 0, 0]);
+            quoted.extend(key.guest.port().to_be_bytes());
+            quoted.extend([0; 2]);
+        } else {
+            quoted.extend(key.guest.port().to_be_bytes());
+            quoted.extend(key.remote.port().to_be_bytes());
+            quoted.extend([0, 8, 0, 0]);
+        }
+        self.unreachable(key, &quoted, reason);
+    }
+
+    fn unreachable(&mut self, key: &FlowKey, quoted: &[u8], reason: Unreachable) {
+        let original = (quoted, quoted.len());
+        icmp::unreachable(&mut self.frame, &self.shared.link, key, original, reason);
+        self.push_answer();
+    }
+
+    /// The answer to a segment of no connection (RFC 9293, 3.10.7.1).
+    fn reset_unknown(&mut self, key: &FlowKey, segment: &Segment<'_>) {
+        match segment.ack {
+            Some(ack) => self.reset(key, Some(ack), None),
+            None => self.reset(key, None, Some(segment.seq + segment.len())),
+        }
+    }
+
+    fn reset(&mut self, key: &FlowKey, seq: Option<Seq>, ack: Option<Seq>) {
+        self.make_reset(key, seq, ack);
+        self.push_answer();
+    }
+
+    fn make_reset(&mut self, key: &FlowKey, seq: Option<Seq>, ack: Option<Seq>) {
+        let reset = TcpRepr {
+            control: TcpControl::Rst,
+            ack_number: ack.map(Into::into),
+            ..ack_repr(key, seq.unwrap_or_default(), ack.unwrap_or_default())
+        };
+        self.frame.tcp(&self.shared.link, key, &reset, (0, u16::MAX), |_| {});
+    }
+
+    fn answer_if(&mut self, is_answered: bool) -> Result<(), Dropped> {
+        if !is_answered {
+            return Err(Dropped::Unsupported);
+        }
+        self.push_answer();
+        Ok(())
+    }
+
+    /// Queues the frame that was just made.
+    fn push_answer(&mut self) {
+        if self.answers.len() < MAX_ANSWERS {
+            let (header, frame) = self.frame.parts();
+            self.answers.push_back((header, frame.to_vec()));
+        } else {
+            self.shared.counters.dropped_full += 1;
+        }
+    }
+
+    fn next_frame(&mut self, room: usize) -> bool {
+        if let Some(SavedFlow { key, next_to_guest, next_from_guest }) = self.resets.pop_front() {
+            self.make_reset(&key, next_to_guest, Some(next_from_guest));
+            return true;
+        }
+        while let Some((header, answer)) = self.answers.pop_front() {
+            if answer.len() <= room {
+                self.frame.copy_from(header, &answer);
+                return true;
+            }
+            self.shared.counters.dropped_full += 1;
+        }
+        let now = Instant::now();
+        while let Some(id) = self.table.next_ready() {
+            let Some((_, flow)) = self.table.get_mut(id) else { continue };
+            let is_made = match flow {
+                Flow::Tcp(flow) => flow.next_frame(&mut self.frame, room, now, &mut self.shared),
+                Flow::Datagram(flow) => {
+                    match flow.next_frame(&mut self.frame, room, now, &mut self.shared) {
+                        Some(Sent::Done) => true,
+                        None => false,
+                        Some(failed) => {
+                            self.sent(id, failed);
+                            self.table.changed(id, now, &mut self.shared);
+                            continue;
+                        }
+                    }
+                }
+            };
+            if is_made {
+                self.table.changed(id, now, &mut self.shared);
+                return true;
+            }
+            self.table.idle(id, now, &mut self.shared);
+        }
+        // What failed on the way has made answers.
+        !self.answers.is_empty() && self.next_frame(room)
+    }
+}
+
+/// Watches a descriptor for every change of its state.
+fn add(epoll: &OwnedFd, source: &OwnedFd, id: u64) -> Result<(), Errno> {
+    let events = epoll::EventFlags::IN
+        | epoll::EventFlags::OUT
+        | epoll::EventFlags::RDHUP
+        | epoll::EventFlags::ET;
+    epoll::add(epoll, source, epoll::EventData::new_u64(id), events)
+}

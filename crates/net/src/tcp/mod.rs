@@ -1,0 +1,336 @@
+//! A TCP connection of the guest, split in two: this side answers the guest as the server, and the
+//! host's kernel has the other half, a connected socket.
+//!
+//! The link to the guest is memory: it neither loses nor reorders frames, so there is no congestion
+//! window and no estimate of the round trip, and a segment out of order is dropped. A guest still
+//! drops segments when it is short of memory, so there are retransmissions.
+
+mod receive;
+mod send;
+
+pub(crate) use send::ack_repr;
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+use rustix::net::sockopt::{set_socket_linger, socket_error};
+use rustix::net::{Shutdown, shutdown};
+
+use crate::buffer::{Pool, Queue, share};
+use crate::counters::Counters;
+use crate::flow::FlowKey;
+use crate::frame::Link;
+use crate::packet::Segment;
+use crate::seq::Seq;
+
+/// The shift of this side's window: 8 bytes, so that it reaches 512 KiB (RFC 7323).
+const WINDOW_SHIFT: u8 = 3;
+/// The window of a new flow in bytes.
+const FIRST_WINDOW: usize = 16 << 10;
+/// The segment size of a guest that does not name its own (RFC 9293, 3.7.1).
+const DEFAULT_MSS: u16 = 536;
+/// The smallest segment size that is used, so that a hostile one does not cost a frame per byte.
+const MIN_MSS: u16 = 64;
+/// The first time-out for an acknowledgement; each further one is twice as long.
+const RTO: Duration = Duration::from_millis(500);
+const RTO_LIMIT: Duration = Duration::from_secs(60);
+/// Time-outs in a row after which the guest's side is treated as gone.
+const MAX_ATTEMPTS: u32 = 10;
+/// As long as Linux tries to connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(130);
+/// How long a guest that has sent its FIN is silent before it is probed.
+const HALF_CLOSED_IDLE: Duration = Duration::from_secs(60);
+
+/// What flows share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) link: Link,
+    pub(crate) pool: Pool,
+    /// Bytes of all windows: what guests may send without asking again.
+    pub(crate) promised: usize,
+    /// Which of the host's DNS resolvers is used: how many before it did not answer.
+    pub(crate) resolver: u16,
+    pub(crate) counters: Counters,
+}
+
+/// Where a flow is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// There is no connected socket yet. The guest has its SYN sent.
+    Connecting,
+    /// The host is connected, and the guest has not acknowledged that.
+    Handshake,
+    Open,
+    /// The guest is to be reset, and then the flow ends.
+    Resetting,
+    /// Nothing is left to do.
+    Over,
+}
+
+/// The guest's bytes, on their way to the host.
+#[derive(Debug)]
+struct FromGuest {
+    /// The sequence number of the guest's SYN.
+    first: Seq,
+    /// The next byte.
+    next: Seq,
+    /// The end of the window that the guest knows.
+    edge: Seq,
+    /// The most bytes that the flow holds, which are promised to the guest.
+    limit: usize,
+    /// Bytes since the limit was last raised.
+    since_raise: usize,
+    /// What the host's socket did not take.
+    queue: Queue,
+    /// The shift of the window that the guest knows.
+    shift: u8,
+    /// The guest's FIN has arrived; it is in `next`.
+    fin: bool,
+    /// The host has all of it, and knows of the FIN.
+    shut: bool,
+}
+
+/// The host's bytes, on their way to the guest.
+#[derive(Debug)]
+struct ToGuest {
+    /// The first byte without an acknowledgement.
+    unacked: Seq,
+    /// The next byte to send.
+    next: Seq,
+    /// The end of all that was ever sent.
+    sent: Seq,
+    /// The guest's window in bytes after `unacked`.
+    window: usize,
+    shift: u8,
+    mss: u16,
+    /// Bytes from `unacked` on.
+    queue: Queue,
+    /// The host's socket may have something.
+    readable: bool,
+    /// The host has sent its FIN, which follows the queue.
+    fin: bool,
+    fin_acked: bool,
+    duplicate_acks: u8,
+    /// Duplicate acknowledgements of bytes before this one are of an earlier loss.
+    recovery: Seq,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(crate) struct TcpFlow {
+    key: FlowKey,
+    phase: Phase,
+    socket: Option<OwnedFd>,
+    from_guest: FromGuest,
+    to_guest: ToGuest,
+    /// A segment is due even if it has no data: an acknowledgement, a SYN.
+    ack_due: bool,
+    /// One byte is due even if the window is closed.
+    probe_due: bool,
+    /// A segment that makes the guest answer is due.
+    keepalive_due: bool,
+    deadline: Option<Instant>,
+    /// Time-outs in a row.
+    attempts: u32,
+}
+
+impl TcpFlow {
+    /// The flow of a guest's SYN. `first` is the sequence number of this side.
+    pub(crate) fn new(
+        key: FlowKey,
+        syn: &Segment<'_>,
+        first: Seq,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> Self {
+        let limit = share(shared.promised).min(FIRST_WINDOW);
+        shared.promised += limit;
+        let window_shift = syn.window_shift.map(|shift| shift.min(14));
+        Self {
+            key,
+            phase: Phase::Connecting,
+            socket: None,
+            from_guest: FromGuest {
+                first: syn.seq,
+                next: syn.seq + 1,
+                edge: syn.seq + 1,
+                limit,
+                since_raise: 0,
+                queue: Queue::default(),
+                shift: if window_shift.is_some() { WINDOW_SHIFT } else { 0 },
+                fin: false,
+                shut: false,
+            },
+            to_guest: ToGuest {
+                unacked: first,
+                next: first,
+                sent: first,
+                window: usize::from(syn.window),
+                shift: window_shift.unwrap_or(0),
+                mss: syn.mss.unwrap_or(DEFAULT_MSS).max(MIN_MSS),
+                queue: Queue::default(),
+                readable: false,
+                fin: false,
+                fin_acked: false,
+                duplicate_acks: 0,
+                recovery: first,
+            },
+            ack_due: false,
+            probe_due: false,
+            keepalive_due: false,
+            deadline: Some(now + CONNECT_TIMEOUT),
+            attempts: 0,
+        }
+    }
+
+    pub(crate) const fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Over)
+    }
+
+    pub(crate) const fn is_connecting(&self) -> bool {
+        matches!(self.phase, Phase::Connecting)
+    }
+
+    pub(crate) const fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// The sequence number of the guest's SYN.
+    pub(crate) const fn guest_first(&self) -> Seq {
+        self.from_guest.first
+    }
+
+    /// The end of what was sent to the guest, and what it has sent: `None` before the SYN-ACK.
+    pub(crate) fn sequence_numbers(&self) -> (Option<Seq>, Seq) {
+        let sent = (!self.is_connecting()).then_some(self.to_guest.sent);
+        (sent, self.from_guest.next)
+    }
+
+    /// The broker's socket, which may not be connected yet.
+    pub(crate) fn set_socket(&mut self, socket: OwnedFd) {
+        self.socket = Some(socket);
+    }
+
+    /// Events of the socket. An error is that of the connect.
+    pub(crate) fn socket_events(
+        &mut self,
+        events: EventFlags,
+        shared: &mut Shared,
+    ) -> Result<(), Errno> {
+        let Some(socket) = &self.socket else { return Ok(()) };
+        let failed = events.contains(EventFlags::ERR);
+        if self.is_connecting() {
+            if failed || events.contains(EventFlags::OUT) {
+                socket_error(socket).flatten()?;
+                self.phase = Phase::Handshake;
+                self.to_guest.readable = true;
+                self.ack_due = true;
+                self.deadline = None;
+            }
+            return Ok(());
+        }
+        if failed && socket_error(socket).flatten().is_err() {
+            self.reset_guest();
+            return Ok(());
+        }
+        self.to_guest.readable = true;
+        if events.intersects(EventFlags::OUT | EventFlags::HUP) {
+            self.write_queued(shared);
+        }
+        Ok(())
+    }
+
+    /// The deadline has passed. An error is that of the connect.
+    pub(crate) fn time_out(&mut self, shared: &mut Shared) -> Result<(), Errno> {
+        self.deadline = None;
+        self.attempts += 1;
+        match self.phase {
+            Phase::Connecting => return Err(Errno::TIMEDOUT),
+            Phase::Handshake | Phase::Open if self.attempts > MAX_ATTEMPTS => {
+                self.reset_host();
+                self.reset_guest();
+            }
+            Phase::Handshake => self.ack_due = true,
+            Phase::Open => {
+                let to_guest = &mut self.to_guest;
+                if to_guest.sent != to_guest.unacked {
+                    to_guest.rewind();
+                    shared.counters.retransmissions += 1;
+                }
+                self.probe_due = true;
+                self.keepalive_due = true;
+            }
+            Phase::Resetting | Phase::Over => {}
+        }
+        Ok(())
+    }
+
+    /// Ends the flow without another word to the guest, and gives back what it holds.
+    pub(crate) fn close(&mut self, shared: &mut Shared) {
+        self.phase = Phase::Over;
+        shared.promised -= self.from_guest.limit;
+        self.from_guest.limit = 0;
+        self.from_guest.queue.clear(&mut shared.pool);
+        self.to_guest.queue.clear(&mut shared.pool);
+        self.socket = None;
+        self.deadline = None;
+    }
+
+    /// Makes the host's kernel reset the connection rather than close it.
+    pub(crate) fn reset_host(&mut self) {
+        if let Some(socket) = self.socket.take() {
+            // Without the option it is closed, which the other side sees as an end of data.
+            let _ = set_socket_linger(&socket, Some(Duration::ZERO));
+        }
+    }
+
+    fn reset_guest(&mut self) {
+        self.phase = Phase::Resetting;
+        self.socket = None;
+    }
+
+    /// Tells the host that the guest has sent all, when it has all of it.
+    fn shut_when_written(&mut self) {
+        let from_guest = &mut self.from_guest;
+        if let Some(socket) = &self.socket
+            && from_guest.fin
+            && !from_guest.shut
+            && from_guest.queue.len() == 0
+        {
+            // The other side may have reset the connection; reading finds that.
+            let _ = shutdown(socket, Shutdown::Write);
+            from_guest.shut = true;
+        }
+    }
+
+    /// Ends the flow when both directions have ended and the guest knows.
+    fn end_if_complete(&mut self) {
+        if self.from_guest.shut && self.to_guest.fin_acked && !self.ack_due {
+            self.phase = Phase::Over;
+        }
+    }
+
+    fn timeout(&self) -> Duration {
+        RTO.saturating_mul(1 << self.attempts.min(MAX_ATTEMPTS)).min(RTO_LIMIT)
+    }
+}
+
+impl ToGuest {
+    /// Begins again with the first byte without an acknowledgement.
+    fn rewind(&mut self) {
+        self.next = self.unacked;
+        self.recovery = self.sent;
+        self.duplicate_acks = 0;
+    }
+
+    /// Bytes that are sent and not acknowledged; a FIN counts.
+    fn in_flight(&self) -> usize {
+        self.next.bytes_since(self.unacked)
+    }
+
+    fn unsent(&self) -> usize {
+        self.queue.len().saturating_sub(self.in_flight())
+    }
+}

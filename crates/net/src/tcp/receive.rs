@@ -1,0 +1,189 @@
+//! Segments from the guest.
+
+use std::time::Instant;
+
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{SendFlags, send};
+
+use super::{HALF_CLOSED_IDLE, Phase, Shared, TcpFlow};
+use crate::buffer::{CHUNK, FLOW_LIMIT, share};
+use crate::packet::Segment;
+use crate::seq::Seq;
+
+impl TcpFlow {
+    /// A segment of the guest.
+    pub(crate) fn segment(&mut self, segment: &Segment<'_>, now: Instant, shared: &mut Shared) {
+        if segment.rst {
+            self.guest_reset(segment);
+            return;
+        }
+        match self.phase {
+            Phase::Connecting | Phase::Resetting | Phase::Over => return,
+            Phase::Handshake => {
+                if segment.syn {
+                    self.ack_due = true;
+                    return;
+                }
+                let to_guest = &self.to_guest;
+                if to_guest.sent == to_guest.unacked || segment.ack != Some(to_guest.sent) {
+                    return;
+                }
+                self.phase = Phase::Open;
+                self.attempts = 0;
+                self.deadline = None;
+                self.to_guest.unacked = self.to_guest.sent;
+                self.to_guest.next = self.to_guest.sent;
+            }
+            Phase::Open => {}
+        }
+        let Some(ack) = segment.ack else { return };
+        if segment.syn {
+            // A repeated SYN, or an old one: the guest learns where the flow is (RFC 5961, 4.2).
+            self.ack_due = true;
+            return;
+        }
+        if self.to_guest.sent.is_before(ack) {
+            self.ack_due = true;
+            return;
+        }
+        self.acknowledged(ack, segment, now, shared);
+        if segment.len() > 0 || segment.seq != self.from_guest.next {
+            self.data(segment, shared);
+        }
+        if self.from_guest.fin && !self.to_guest.fin && self.deadline.is_none() {
+            self.deadline = Some(now + HALF_CLOSED_IDLE);
+        }
+        self.end_if_complete();
+    }
+
+    /// A guest has no reason to forge resets of its own flows, so one in the window counts.
+    fn guest_reset(&mut self, segment: &Segment<'_>) {
+        let from_guest = &self.from_guest;
+        let offset = segment.seq.since(from_guest.next);
+        let window = from_guest.edge.bytes_since(from_guest.next);
+        let is_in_window = usize::try_from(offset).is_ok_and(|offset| offset <= window);
+        if self.phase == Phase::Connecting || is_in_window {
+            self.reset_host();
+            self.phase = Phase::Over;
+        }
+    }
+
+    fn acknowledged(&mut self, ack: Seq, segment: &Segment<'_>, now: Instant, shared: &mut Shared) {
+        let to_guest = &mut self.to_guest;
+        if ack.is_before(to_guest.unacked) {
+            return;
+        }
+        self.attempts = 0;
+        let window = usize::from(segment.window) << to_guest.shift;
+        let acked = ack.bytes_since(to_guest.unacked);
+        if acked > 0 {
+            let data = acked.min(to_guest.queue.len());
+            to_guest.queue.consume(data, &mut shared.pool);
+            to_guest.fin_acked |= acked > data;
+            to_guest.unacked = ack;
+            to_guest.next = to_guest.next.latest(ack);
+            to_guest.duplicate_acks = 0;
+            self.deadline = (to_guest.sent != ack).then(|| now + super::RTO);
+        } else if window > to_guest.window && to_guest.in_flight() > to_guest.window {
+            // The guest had closed its window on what was in flight, and has dropped that.
+            to_guest.rewind();
+            shared.counters.retransmissions += 1;
+        } else if segment.len() == 0 && window == to_guest.window && ack != to_guest.sent {
+            to_guest.duplicate_acks = to_guest.duplicate_acks.saturating_add(1);
+            if to_guest.duplicate_acks == 3 && !ack.is_before(to_guest.recovery) {
+                to_guest.rewind();
+                shared.counters.retransmissions += 1;
+            }
+        }
+        to_guest.window = window;
+    }
+
+    /// Takes what is next in order and in the window.
+    fn data(&mut self, segment: &Segment<'_>, shared: &mut Shared) {
+        self.ack_due = true;
+        let known = self.from_guest.next.since(segment.seq);
+        let Ok(known) = usize::try_from(known) else { return };
+        if known >= segment.len() || self.from_guest.fin {
+            return;
+        }
+        let new = segment.payload.get(known..).unwrap_or_default();
+        let room = self.from_guest.limit.saturating_sub(self.from_guest.queue.len());
+        let taken = &new[..new.len().min(room)];
+        if !self.deliver(taken, shared) {
+            return;
+        }
+        self.from_guest.next += taken.len();
+        self.raise_limit(taken.len(), shared);
+        if segment.fin && taken.len() == new.len() {
+            self.from_guest.next += 1;
+            self.from_guest.fin = true;
+            self.shut_when_written();
+        }
+    }
+
+    /// Writes to the host, and queues what it does not take. Returns whether the host is there.
+    fn deliver(&mut self, bytes: &[u8], shared: &mut Shared) -> bool {
+        let Some(socket) = &self.socket else { return false };
+        let mut written = 0;
+        if self.from_guest.queue.len() == 0 && !bytes.is_empty() {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match retry_on_intr(|| send(socket, bytes, flags)) {
+                Ok(count) => written = count,
+                Err(Errno::AGAIN) => {}
+                Err(_) => {
+                    self.reset_guest();
+                    return false;
+                }
+            }
+        }
+        self.from_guest.queue.push(&bytes[written..], &mut shared.pool);
+        true
+    }
+
+    /// The host's socket takes bytes again.
+    pub(super) fn write_queued(&mut self, shared: &mut Shared) {
+        let Some(socket) = &self.socket else { return };
+        while self.from_guest.queue.len() > 0 {
+            match self.from_guest.queue.write_to(socket, &mut shared.pool) {
+                Ok(_) => {}
+                Err(Errno::AGAIN) => break,
+                Err(_) => {
+                    self.reset_guest();
+                    return;
+                }
+            }
+        }
+        self.shut_when_written();
+        // The guest learns of a larger window when it is worth a segment (RFC 9293, 3.8.6.2.2).
+        let from_guest = &self.from_guest;
+        let known = from_guest.edge.bytes_since(from_guest.next);
+        let gained = self.window().saturating_sub(known);
+        if gained > 0 && (gained >= from_guest.limit / 2 || known == 0) {
+            self.ack_due = true;
+        }
+        self.end_if_complete();
+    }
+
+    /// Bytes that the guest may send.
+    pub(super) fn window(&self) -> usize {
+        let from_guest = &self.from_guest;
+        let window = from_guest.limit.saturating_sub(from_guest.queue.len());
+        if from_guest.shift == 0 { window.min(usize::from(u16::MAX)) } else { window }
+    }
+
+    /// A flow that uses its window gets a larger one, while there is memory for it.
+    fn raise_limit(&mut self, taken: usize, shared: &mut Shared) {
+        let from_guest = &mut self.from_guest;
+        from_guest.since_raise += taken;
+        if from_guest.since_raise < from_guest.limit {
+            return;
+        }
+        from_guest.since_raise = 0;
+        let share = share(shared.promised);
+        if share > CHUNK {
+            let more = share.min(from_guest.limit).min(FLOW_LIMIT - from_guest.limit);
+            from_guest.limit += more;
+            shared.promised += more;
+        }
+    }
+}

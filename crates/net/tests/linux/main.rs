@@ -1,0 +1,11 @@
+//! The proxy with a Linux kernel as its guest. Requires root and /dev/net/tun.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+mod datagrams;
+mod policy;
+mod servers;
+mod slow;
+mod tcp;
+mod thaw;
+mod throughput;
+mod world;

@@ -1,0 +1,251 @@
+//! Two hosts in network namespaces of their own: in one are the servers and the broker, the other
+//! is the guest, a Linux kernel whose only link is a tap device with a proxy behind it.
+
+use std::any::Any;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::Command;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use firn_net::{Broker, Counters, FrameHeader, GuestNetwork, Offloads, Policy, Proxy};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::{OFlags, fcntl_setfl};
+
+/// The host's addresses.
+pub(crate) const HOST_V4: &str = "192.0.2.1";
+pub(crate) const HOST_V6: &str = "2001:db8::1";
+/// An address without a host.
+pub(crate) const NOWHERE: &str = "198.51.100.7";
+
+const VNET_HEADER: usize = 10;
+const TUN_F_CSUM: libc::c_ulong = 1;
+const TUN_F_TSO4: libc::c_ulong = 2;
+const TUN_F_TSO6: libc::c_ulong = 4;
+
+type Job = Box<dyn FnOnce() + Send>;
+type Order = Box<dyn FnOnce(&mut Proxy) + Send>;
+
+/// A network namespace: a thread that starts other threads in it.
+pub(crate) struct Namespace {
+    jobs: Sender<Job>,
+}
+
+impl Namespace {
+    fn new() -> Self {
+        let (jobs, queue) = channel::<Job>();
+        thread::spawn(move || {
+            // SAFETY: the network namespace is of this thread alone, and no descriptor changes.
+            unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }
+                .unwrap();
+            queue.into_iter().for_each(|job| job());
+        });
+        Self { jobs }
+    }
+
+    /// Starts a thread in the namespace.
+    pub(crate) fn spawn<T: Send + 'static>(
+        &self,
+        run: impl FnOnce() -> T + Send + 'static,
+    ) -> JoinHandle<T> {
+        let (send, receive) = channel();
+        self.jobs.send(Box::new(move || send.send(thread::spawn(run)).unwrap())).unwrap();
+        receive.recv().unwrap()
+    }
+
+    /// Runs in the namespace, and waits.
+    pub(crate) fn run<T: Send + 'static>(&self, run: impl FnOnce() -> T + Send + 'static) -> T {
+        self.spawn(run).join().unwrap_or_else(|panic: Box<dyn Any + Send>| {
+            std::panic::resume_unwind(panic);
+        })
+    }
+
+    fn sh(&self, script: &str) {
+        let script = script.to_owned();
+        self.run(move || {
+            let status = Command::new("sh").args(["-ec", &script]).status().unwrap();
+            assert!(status.success(), "{script}");
+        });
+    }
+}
+
+/// How the guest's link is.
+#[derive(Clone, Copy)]
+pub(crate) struct Settings {
+    pub(crate) offloads: Offloads,
+    pub(crate) mtu: u16,
+    pub(crate) rules: &'static [&'static str],
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            offloads: Offloads { checksum: true, tso4: true, tso6: true },
+            mtu: GuestNetwork::DEFAULT_MTU,
+            rules: &["allow:192.0.2.0/24", "allow:2001:db8::/32", "allow:198.51.100.0/24"],
+        }
+    }
+}
+
+/// Host, guest, and the proxy between them, which a thread drives.
+pub(crate) struct World {
+    pub(crate) host: Namespace,
+    pub(crate) guest: Namespace,
+    pub(crate) policy: Policy,
+    orders: Sender<Order>,
+    wake: File,
+}
+
+/// Whether this process may make namespaces and tap devices.
+pub(crate) fn is_possible() -> bool {
+    let root = firn_required::has("root", rustix::process::geteuid().is_root());
+    root && Path::new("/dev/net/tun").exists() && Command::new("ip").arg("-V").output().is_ok()
+}
+
+impl World {
+    pub(crate) fn new(settings: Settings) -> Self {
+        let (host, guest) = (Namespace::new(), Namespace::new());
+        host.sh(&format!(
+            "ip link set lo up; ip addr add {HOST_V4}/24 dev lo; \
+             ip addr add {HOST_V6}/64 dev lo nodad; \
+             echo '0 2147483647' > /proc/sys/net/ipv4/ping_group_range"
+        ));
+        let tap = guest.run(move || open_tap(settings.offloads));
+        guest.sh(&format!(
+            "ip link set lo up; \
+             echo 0 > /proc/sys/net/ipv6/conf/tap0/accept_dad; \
+             ip link set tap0 address 02:66:69:72:6e:02 mtu {mtu} up; \
+             ip addr add 100.64.0.2/30 dev tap0; ip route add default via 100.64.0.1; \
+             ip addr add fd00:6669:726e::2/64 dev tap0 nodad; \
+             ip route add default via fd00:6669:726e::1",
+            mtu = settings.mtu
+        ));
+        let policy = Policy::parse(settings.rules.iter().copied()).unwrap();
+        let for_broker = policy.clone();
+        let resolvers = vec![format!("{HOST_V4}:5353").parse().unwrap(), dns_address()];
+        let broker = host.run(move || Broker::start(for_broker, resolvers).unwrap());
+        let network = GuestNetwork { mtu: settings.mtu, ..GuestNetwork::default() };
+        let mut proxy = Proxy::new(network, broker).unwrap();
+        proxy.set_offloads(settings.offloads);
+        let (orders, queue) = channel();
+        let wake = File::from(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let woken = wake.try_clone().unwrap();
+        thread::spawn(move || drive(proxy, tap, &queue, woken));
+        Self { host, guest, policy, orders, wake }
+    }
+
+    /// Runs with the proxy, between two frames.
+    pub(crate) fn with_proxy<T: Send + 'static>(
+        &self,
+        run: impl FnOnce(&mut Proxy) -> T + Send + 'static,
+    ) -> T {
+        let (send, receive) = channel();
+        self.orders.send(Box::new(move |proxy| send.send(run(proxy)).unwrap())).unwrap();
+        (&self.wake).write_all(&1_u64.to_ne_bytes()).unwrap();
+        receive.recv().unwrap()
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        self.with_proxy(|proxy| proxy.counters())
+    }
+
+    /// Waits until the counters are as expected.
+    pub(crate) fn wait_for(&self, what: &str, is_so: impl Fn(&Counters) -> bool) {
+        for _ in 0..500 {
+            if is_so(&self.counters()) {
+                return;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        panic!("not {what}: {:?}", self.counters());
+    }
+}
+
+/// The second resolver: the first one does not exist.
+pub(crate) fn dns_address() -> std::net::SocketAddr {
+    format!("{HOST_V4}:53").parse().unwrap()
+}
+
+#[repr(C)]
+struct InterfaceRequest {
+    name: [u8; 16],
+    flags: libc::c_short,
+    rest: [u8; 22],
+}
+
+fn open_tap(offloads: Offloads) -> File {
+    let tap = fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun").unwrap();
+    let mut request = InterfaceRequest { name: [0; 16], flags: 0, rest: [0; 22] };
+    request.name[..4].copy_from_slice(b"tap0");
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    request.flags = libc::c_short::try_from(flags).unwrap();
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&tap);
+    // SAFETY: the argument is a `struct ifreq`, which lives for the call.
+    assert_eq!(unsafe { libc::ioctl(fd, libc::TUNSETIFF, &raw mut request) }, 0);
+    let mut features = if offloads.checksum { TUN_F_CSUM } else { 0 };
+    features |= if offloads.tso4 { TUN_F_TSO4 } else { 0 };
+    features |= if offloads.tso6 { TUN_F_TSO6 } else { 0 };
+    // SAFETY: the argument is a number.
+    assert_eq!(unsafe { libc::ioctl(fd, libc::TUNSETOFFLOAD, features) }, 0);
+    fcntl_setfl(&tap, OFlags::NONBLOCK).unwrap();
+    tap
+}
+
+/// Does what a device does: frames of the guest to the proxy, and back.
+fn drive(mut proxy: Proxy, mut tap: File, orders: &Receiver<Order>, mut wake: File) {
+    let mut buffer = vec![0; VNET_HEADER + 65_550];
+    loop {
+        let mut count = [0; 8];
+        let _ = wake.read(&mut count);
+        loop {
+            match orders.try_recv() {
+                Ok(order) => order(&mut proxy),
+                Err(std::sync::mpsc::TryRecvError::Empty) => break,
+                Err(std::sync::mpsc::TryRecvError::Disconnected) => return,
+            }
+        }
+        for _ in 0..64 {
+            let Ok(len) = tap.read(&mut buffer) else { break };
+            let (header, frame) = buffer[..len].split_at(VNET_HEADER);
+            proxy.transmit(decode(header), frame);
+        }
+        proxy.poll();
+        for _ in 0..64 {
+            let Some((header, frame)) = proxy.receive(65_550) else { break };
+            let header = encode(header);
+            let slices = [std::io::IoSlice::new(&header), std::io::IoSlice::new(frame)];
+            tap.write_vectored(&slices).unwrap();
+        }
+        if proxy.has_frames() {
+            continue;
+        }
+        let events = proxy.event_source();
+        let mut fds = [tap.as_fd(), events, wake.as_fd()]
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let second = Timespec { tv_sec: 1, tv_nsec: 0 };
+        poll(&mut fds, Some(&second)).unwrap();
+    }
+}
+
+fn decode(bytes: &[u8]) -> FrameHeader {
+    let word = |at: usize| u16::from_ne_bytes([bytes[at], bytes[at + 1]]);
+    FrameHeader {
+        flags: bytes[0],
+        gso_type: bytes[1],
+        hdr_len: word(2),
+        gso_size: word(4),
+        csum_start: word(6),
+        csum_offset: word(8),
+    }
+}
+
+fn encode(header: FrameHeader) -> Vec<u8> {
+    let mut bytes = vec![header.flags, header.gso_type];
+    for word in [header.hdr_len, header.gso_size, header.csum_start, header.csum_offset] {
+        bytes.extend(word.to_ne_bytes());
+    }
+    bytes
+}
