@@ -54,5 +54,6 @@ pub use vcpu::state::{RestoreVcpuError, SaveVcpuError};
 pub use vcpu::{VcpuFailure, VcpuThreadError};
 pub use virtio::{
     BindVsockError, Network, NetworkBackend, NetworkConfig, NetworkCounters, OpenTapError,
-    RateLimit, RateLimiter, Tap, Traffic, VsockBroker, VsockConnector, VsockListener, scratch_file,
+    RateLimit, RateLimiter, Tap, Traffic, UserNetwork, VsockBroker, VsockConnector, VsockListener,
+    scratch_file,
 };

@@ -10,7 +10,7 @@ use thiserror::Error;
 use crate::console::SerialRegisters;
 use crate::kvm::VmState;
 use crate::vcpu::state::VcpuState;
-use crate::virtio::{DeviceState, NetState, QueueRegisters, TransportState};
+use crate::virtio::{DeviceState, NetState, NetworkConfig, QueueRegisters, TransportState};
 
 /// The newest version of the machine state that this build writes and reads. It differs from
 /// version 1, which it reads as well, in a kind of device.
@@ -52,9 +52,9 @@ pub enum DecodeStateError {
 
 impl MachineState {
     /// The guest's network device, if it has one.
-    pub(crate) fn network(&self) -> Option<NetState> {
-        self.virtio.iter().find_map(|transport| match transport.device {
-            DeviceState::Net(state) => Some(state),
+    pub(crate) fn network(&self) -> Option<NetworkConfig> {
+        self.virtio.iter().find_map(|transport| match &transport.device {
+            DeviceState::Net(state) => Some(state.config()),
             _ => None,
         })
     }
@@ -88,9 +88,9 @@ const _: () = {
     assert!(size_of::<VmState>() == 72);
     assert!(size_of::<VcpuState>() == 6216);
     assert!(size_of::<SerialRegisters>() == 40);
-    assert!(size_of::<TransportState>() == 88);
-    assert!(size_of::<DeviceState>() == 32);
-    assert!(size_of::<NetState>() == 8);
+    assert!(size_of::<TransportState>() == 96);
+    assert!(size_of::<DeviceState>() == 40);
+    assert!(size_of::<NetState>() == 32);
     assert!(size_of::<QueueRegisters>() == 40);
     assert!(size_of::<kvm_irqchip>() == 520);
     assert!(size_of::<kvm_cpuid_entry2>() == 40);

@@ -1,3 +1,4 @@
+use firn_net::NetworkState;
 use kvm_bindings::{
     KVM_IRQCHIP_IOAPIC, kvm_clock_data, kvm_cpuid_entry2, kvm_irqchip, kvm_mp_state, kvm_msr_entry,
     kvm_regs, kvm_sregs,
@@ -97,14 +98,16 @@ fn the_encoding_of_version_1_does_not_change() {
 #[test]
 fn a_network_device_is_version_2() {
     let mut state = state();
-    let network = NetState { mac: [41, 42, 43, 44, 45, 46], mtu: 47 };
+    let flows = NetworkState::default();
+    let network = NetState { mac: [41, 42, 43, 44, 45, 46], mtu: 47, flows };
+    let config = network.config();
     let TransportState { queues, .. } = state.virtio.remove(3);
     let transport = TransportState { queues, device: DeviceState::Net(network), ..state.virtio[0] };
     state.virtio.push(transport);
     assert_eq!((state.version(), MACHINE_STATE_VERSION), (2, 2));
     assert!(state.encode().unwrap() == GOLDEN_V2, "the encoding of version 2 has changed");
     let decoded = MachineState::decode(2, GOLDEN_V2).unwrap();
-    assert_eq!(decoded.network(), Some(network));
+    assert_eq!(decoded.network(), Some(config));
 }
 
 #[test]

@@ -93,7 +93,7 @@ impl Microvm {
             .ok()
             .filter(|vcpus| u32::from(*vcpus) == description.vcpus)
             .ok_or(RestoreError::Contradiction("its manifest has another number of vCPUs"))?;
-        let network = state.network().map(Into::into);
+        let network = state.network();
         let disks = Disks::of_snapshot(snapshot, root)?;
         let devices = disks.map(|disks| Devices { disks, network });
         let generation = host.generation;

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use proptest::prelude::*;
+use rustix::event::epoll::EventFlags;
 use rustix::event::{EventfdFlags, eventfd};
 use tempfile::TempDir;
 use vm_memory::{Bytes, GuestAddress};
@@ -175,8 +176,8 @@ impl NetworkBackend for Frames {
         Ok(())
     }
 
-    fn event_source(&self) -> BorrowedFd<'_> {
-        self.never.as_fd()
+    fn event_source(&self) -> (BorrowedFd<'_>, EventFlags) {
+        (self.never.as_fd(), EventFlags::empty())
     }
 
     fn packet(&mut self) -> Option<&mut [u8]> {

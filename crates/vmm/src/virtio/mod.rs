@@ -34,6 +34,7 @@ pub(crate) use mmio::{NewDeviceError, VirtioMmio};
 pub(crate) use net::Net;
 pub use net::{
     Network, NetworkBackend, NetworkConfig, NetworkCounters, OpenTapError, Tap, Traffic,
+    UserNetwork,
 };
 pub use rate_limiter::{RateLimit, RateLimiter};
 pub(crate) use rng::Rng;

@@ -2,6 +2,7 @@
 //!
 //! Any change to a struct here changes the format of the machine state and requires a new version.
 
+use firn_net::NetworkState;
 use serde::{Deserialize, Serialize};
 use virtio_queue::QueueState;
 
@@ -73,12 +74,14 @@ pub(crate) enum DeviceState {
 /// The network device.
 ///
 /// Any change here requires a new version of the machine state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NetState {
     /// The guest's address.
     pub(crate) mac: [u8; 6],
     /// The largest packet that the guest sends and receives, bytes.
     pub(crate) mtu: u16,
+    /// Its TCP connections, which are reset after a thaw.
+    pub(crate) flows: NetworkState,
 }
 
 /// The socket device. A snapshot does not contain connections.

@@ -4,6 +4,8 @@ use std::fmt::Debug;
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use firn_net::NetworkState;
+use rustix::event::epoll::EventFlags;
 use serde::{Deserialize, Serialize};
 
 /// Where a guest's frames go, and where frames for it come from.
@@ -17,8 +19,9 @@ pub trait NetworkBackend: Send + Debug {
     /// The host's interface does not support them.
     fn start(&mut self, features: u64) -> io::Result<()>;
 
-    /// Readable, for the first time or once more, when there may be a packet for the guest.
-    fn event_source(&self) -> BorrowedFd<'_>;
+    /// Readable when there is something to do, with how to wait for it: `ET` where what was not done
+    /// is no event.
+    fn event_source(&self) -> (BorrowedFd<'_>, EventFlags);
 
     /// Does what the events are about.
     fn poll(&mut self) {}
@@ -31,6 +34,14 @@ pub trait NetworkBackend: Send + Debug {
 
     /// Takes a packet of the guest. Returns whether it was sent.
     fn transmit(&mut self, packet: &[u8]) -> bool;
+
+    /// What a snapshot keeps of it. The guest does not run.
+    fn save(&self) -> NetworkState {
+        NetworkState::default()
+    }
+
+    /// Goes on from what a snapshot has kept.
+    fn restore(&mut self, _state: &NetworkState) {}
 }
 
 /// What a network device has done since the monitor started.

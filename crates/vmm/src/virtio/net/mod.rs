@@ -1,6 +1,7 @@
 //! Network device (virtio 1.2, 5.1): Ethernet frames between the guest and a [`NetworkBackend`].
 
 mod backend;
+mod proxy;
 mod tap;
 
 use std::io;
@@ -27,6 +28,7 @@ use super::rate_limiter::RateLimiter;
 use super::state::{DeviceState, NetState};
 
 pub use backend::{NetworkBackend, NetworkCounters, Traffic};
+pub use proxy::UserNetwork;
 pub use tap::{OpenTapError, Tap};
 
 /// Frames to the guest, frames from the guest.
@@ -97,9 +99,9 @@ impl Net {
         let add = |source: BorrowedFd<'_>, flags| {
             epoll::add(&epoll, source, EventData::new_u64(0), EventFlags::IN | flags)
         };
-        // Frames may wait for the guest's buffers, so only new ones are events.
         if let Some(backend) = &network.backend {
-            add(backend.event_source(), EventFlags::ET)?;
+            let (source, flags) = backend.event_source();
+            add(source, flags)?;
         }
         for limiter in network.to_guest.iter().chain(&network.from_guest) {
             add(limiter.as_fd(), EventFlags::ET)?;
@@ -292,26 +294,29 @@ impl VirtioDevice for Net {
     }
 
     fn save(&self) -> DeviceState {
-        DeviceState::Net(self.config.into())
+        let NetworkConfig { mac, mtu } = self.config;
+        let backend = self.network.backend.as_ref();
+        let flows = backend.map(|backend| backend.save()).unwrap_or_default();
+        DeviceState::Net(NetState { mac, mtu, flows })
     }
 
-    fn restore(&mut self, state: &DeviceState, _running: bool) -> Result<(), RestoreDeviceError> {
+    fn restore(&mut self, state: &DeviceState, running: bool) -> Result<(), RestoreDeviceError> {
         match state {
-            DeviceState::Net(state) if self.config == (*state).into() => Ok(()),
+            DeviceState::Net(state) if self.config == state.config() => {
+                if let Some(backend) = self.network.backend.as_mut().filter(|_| running) {
+                    backend.restore(&state.flows);
+                }
+                Ok(())
+            }
             _ => Err(RestoreDeviceError::OtherDevice { id: self.id() }),
         }
     }
 }
 
-impl From<NetworkConfig> for NetState {
-    fn from(NetworkConfig { mac, mtu }: NetworkConfig) -> Self {
-        Self { mac, mtu }
-    }
-}
-
-impl From<NetState> for NetworkConfig {
-    fn from(NetState { mac, mtu }: NetState) -> Self {
-        Self { mac, mtu }
+impl NetState {
+    /// The device of this state.
+    pub(crate) fn config(&self) -> NetworkConfig {
+        NetworkConfig { mac: self.mac, mtu: self.mtu }
     }
 }
 

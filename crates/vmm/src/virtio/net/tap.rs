@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
+use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::ioctl::{IntegerSetter, Opcode, Setter, ioctl, opcode};
 use rustix::net::netdevice::name_to_index;
@@ -164,8 +165,9 @@ impl NetworkBackend for Tap {
         Ok(unsafe { ioctl(&self.file, offload) }?)
     }
 
-    fn event_source(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+    fn event_source(&self) -> (BorrowedFd<'_>, EventFlags) {
+        // Packets may wait for the guest's buffers.
+        (self.file.as_fd(), EventFlags::ET)
     }
 
     fn packet(&mut self) -> Option<&mut [u8]> {

@@ -1,6 +1,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use firn_net::NetworkState;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -64,8 +65,8 @@ impl NetworkBackend for Wire {
         Ok(())
     }
 
-    fn event_source(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
+    fn event_source(&self) -> (BorrowedFd<'_>, EventFlags) {
+        (self.event.as_fd(), EventFlags::ET)
     }
 
     fn packet(&mut self) -> Option<&mut [u8]> {
@@ -273,7 +274,7 @@ fn the_state_of_another_device_is_refused() {
     let mut device = Wire::new().device();
     let state = device.save();
     assert!(device.restore(&state, true).is_ok());
-    let other = NetState { mac: [2; 6], mtu: 1500 };
+    let other = NetState { mac: [2; 6], mtu: 1500, flows: NetworkState::default() };
     for state in [DeviceState::Rng, DeviceState::Net(other)] {
         let refused = device.restore(&state, true);
         assert!(matches!(refused, Err(RestoreDeviceError::OtherDevice { id: 1 })), "{refused:?}");

@@ -1,0 +1,110 @@
+//! The user-mode network as a backend.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use firn_net::{FrameHeader, GuestNetwork, NetworkState, Offloads, Proxy};
+use rustix::event::epoll::EventFlags;
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
+};
+
+use super::backend::NetworkBackend;
+use super::{HEADER_LEN, MAX_FRAME, NetworkConfig};
+
+/// A user-mode network, whose sockets come from a [`Broker`](firn_net::Broker).
+#[derive(Debug)]
+pub struct UserNetwork {
+    proxy: Proxy,
+    /// The packet that waits for the guest; empty if none does.
+    packet: Vec<u8>,
+}
+
+impl UserNetwork {
+    /// The network of a guest with this device, over the monitor's end of its broker.
+    ///
+    /// # Errors
+    /// The MTU is too small, or an epoll instance or a timer cannot be made.
+    pub fn new(config: NetworkConfig, broker: OwnedFd) -> io::Result<Self> {
+        let NetworkConfig { mac, mtu } = config;
+        let network = GuestNetwork { mac, mtu, ..GuestNetwork::default() };
+        Ok(Self { proxy: Proxy::new(network, broker)?, packet: Vec::new() })
+    }
+}
+
+impl NetworkBackend for UserNetwork {
+    fn start(&mut self, features: u64) -> io::Result<()> {
+        let has = |feature: u32| features & 1 << feature != 0;
+        self.proxy.set_offloads(Offloads {
+            checksum: has(VIRTIO_NET_F_GUEST_CSUM),
+            tso4: has(VIRTIO_NET_F_GUEST_TSO4),
+            tso6: has(VIRTIO_NET_F_GUEST_TSO6),
+        });
+        Ok(())
+    }
+
+    fn event_source(&self) -> (BorrowedFd<'_>, EventFlags) {
+        (self.proxy.event_source(), EventFlags::empty())
+    }
+
+    fn poll(&mut self) {
+        self.proxy.poll();
+    }
+
+    fn packet(&mut self) -> Option<&mut [u8]> {
+        if self.packet.is_empty() {
+            let (header, frame) = self.proxy.receive(MAX_FRAME)?;
+            self.packet.extend(bytes_of(header));
+            self.packet.extend_from_slice(frame);
+        }
+        Some(&mut self.packet)
+    }
+
+    fn taken(&mut self) {
+        self.packet.clear();
+    }
+
+    fn transmit(&mut self, packet: &[u8]) -> bool {
+        let Some((header, frame)) = packet.split_at_checked(HEADER_LEN) else { return false };
+        self.proxy.transmit(header_of(header), frame);
+        true
+    }
+
+    fn save(&self) -> NetworkState {
+        self.proxy.save()
+    }
+
+    fn restore(&mut self, state: &NetworkState) {
+        self.proxy.restore(state);
+    }
+}
+
+/// The header of a packet, `struct virtio_net_hdr_v1` with one buffer.
+fn bytes_of(header: FrameHeader) -> [u8; HEADER_LEN] {
+    let FrameHeader { flags, gso_type, hdr_len, gso_size, csum_start, csum_offset } = header;
+    let mut bytes = [0; HEADER_LEN];
+    bytes[0] = flags;
+    bytes[1] = gso_type;
+    let fields = [hdr_len, gso_size, csum_start, csum_offset, 1];
+    for (to, field) in bytes[2..].as_chunks_mut().0.iter_mut().zip(fields) {
+        *to = field.to_le_bytes();
+    }
+    bytes
+}
+
+fn header_of(bytes: &[u8]) -> FrameHeader {
+    let byte = |at: usize| bytes.get(at).copied().unwrap_or(0);
+    let field = |at| u16::from_le_bytes([byte(at), byte(at + 1)]);
+    FrameHeader {
+        flags: byte(0),
+        gso_type: byte(1),
+        hdr_len: field(2),
+        gso_size: field(4),
+        csum_start: field(6),
+        csum_offset: field(8),
+    }
+}
+
+#[cfg(test)]
+#[path = "proxy_tests.rs"]
+mod tests;
