@@ -1,10 +1,12 @@
-//! The option `--net`: a guest's network.
+//! The options `--net` and `--egress`: a guest's network.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
+use clap::Args;
 use firn_base::{ParseSizeError, parse_size};
-use firn_run::{Descriptors, NetworkAddresses, NetworkSpec, StartError};
+use firn_net::{GuestNetwork, Policy};
+use firn_run::{Descriptors, NetworkAddresses, NetworkSpec};
 use firn_vmm::{NetworkConfig, RateLimit};
 use thiserror::Error;
 
@@ -21,14 +23,15 @@ const LEAST_MTU: u16 = 68;
 pub(crate) enum NetArg {
     /// No network.
     None,
-    /// A tap device.
-    Tap(Box<TapArg>),
+    /// A network of a guest's own.
+    Some(Box<Network>),
 }
 
-/// A tap device and its options.
+/// A network and its options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct TapArg {
-    name: String,
+pub(crate) struct Network {
+    /// The tap device; without one it is the user-mode network.
+    tap: Option<String>,
     mac: Option<[u8; 6]>,
     mtu: Option<u16>,
     address: Option<(Ipv4Addr, u8)>,
@@ -38,13 +41,27 @@ pub(crate) struct TapArg {
     from_guest: RateLimit,
 }
 
+/// The options for a guest's network.
+#[derive(Debug, Args)]
+pub(crate) struct NetArgs {
+    /// The guest's network: none, proxy[,KEY=VALUE...] or tap:NAME[,KEY=VALUE...]; see
+    /// docs/concepts/network.md
+    #[arg(long, value_name = "NETWORK", default_value = "none")]
+    pub(crate) net: NetArg,
+    /// With --net proxy: allow:NETWORK[:PORT] or deny:NETWORK[:PORT], such as
+    /// allow:10.0.0.0/8:5432; the first rule that matches decides, and without one the guest
+    /// reaches what is globally reachable
+    #[arg(long, value_name = "RULE")]
+    egress: Vec<String>,
+}
+
 /// The option is not valid.
 #[derive(Debug, Error)]
 pub(crate) enum NetArgError {
-    #[error("{0:?} is not a network: use none, or tap:NAME[,KEY=VALUE...]")]
+    #[error("{0:?} is not a network: use none, proxy or tap:NAME, with ,KEY=VALUE for each option")]
     Kind(String),
     #[error(
-        "{0:?} is not an option of a tap device: use mac, mtu, address, gateway, dns, to-guest, \
+        "{0:?} is not an option of a network: use mac, mtu, address, gateway, dns, to-guest, \
          to-guest-frames, from-guest or from-guest-frames, as KEY=VALUE"
     )]
     Key(String),
@@ -64,6 +81,12 @@ pub(crate) enum NetArgError {
     Outside(Ipv4Addr),
     #[error("{0:?} is not a rate per second: use 1 or more, such as 10M")]
     Rate(String, #[source] Option<ParseSizeError>),
+    #[error("address, gateway and dns are fixed in the network proxy: use a tap device")]
+    Addresses,
+    #[error("{0} is not an MTU of the network proxy: use 1280 to 65520 bytes")]
+    ProxyMtu(u16),
+    #[error("--egress needs --net proxy: the host filters what passes a tap device")]
+    Egress,
     #[error("{0} is chosen at the boot: it is a part of the snapshot")]
     Frozen(&'static str),
     #[error("the snapshot is of a player, which has no network: omit --net")]
@@ -78,9 +101,13 @@ impl FromStr for NetArg {
             return Ok(Self::None);
         }
         let mut parts = text.split(',');
-        let tap = parts.next().and_then(|first| first.strip_prefix("tap:"));
-        let name = tap.ok_or_else(|| NetArgError::Kind(text.to_owned()))?.to_owned();
-        let mut tap = TapArg { name, ..TapArg::default() };
+        let kind = parts.next().unwrap_or_default();
+        let tap = match (kind, kind.strip_prefix("tap:")) {
+            ("proxy", _) => None,
+            (_, Some(name)) => Some(name.to_owned()),
+            _ => return Err(NetArgError::Kind(text.to_owned())),
+        };
+        let mut network = Network { tap, ..Network::default() };
         let mut seen = Vec::new();
         for part in parts {
             let Some((key, value)) = part.split_once('=') else {
@@ -89,15 +116,15 @@ impl FromStr for NetArg {
             if seen.contains(&key) {
                 return Err(NetArgError::Twice(key.to_owned()));
             }
-            tap.set(key, value)?;
+            network.set(key, value)?;
             seen.push(key);
         }
-        tap.check()?;
-        Ok(Self::Tap(Box::new(tap)))
+        network.check()?;
+        Ok(Self::Some(Box::new(network)))
     }
 }
 
-impl TapArg {
+impl Network {
     fn set(&mut self, key: &str, value: &str) -> Result<(), NetArgError> {
         let address = |key, family| NetArgError::Address { key, value: value.to_owned(), family };
         match key {
@@ -122,6 +149,16 @@ impl TapArg {
     }
 
     fn check(&self) -> Result<(), NetArgError> {
+        if self.tap.is_none() {
+            let is_given = self.address.is_some() || self.gateway.is_some() || self.dns.is_some();
+            return match self.mtu {
+                _ if is_given => Err(NetArgError::Addresses),
+                Some(mtu) if !(GuestNetwork::MIN_MTU..=GuestNetwork::MAX_MTU).contains(&mtu) => {
+                    Err(NetArgError::ProxyMtu(mtu))
+                }
+                _ => Ok(()),
+            };
+        }
         let Some((address, prefix)) = self.address else {
             return match (self.gateway, self.dns) {
                 (Some(_), _) => Err(NetArgError::NeedsAddress("gateway")),
@@ -141,30 +178,41 @@ impl TapArg {
 
     fn addresses(&self) -> Option<NetworkAddresses> {
         let (address, prefix) = self.address?;
-        Some(NetworkAddresses { address, prefix, gateway: self.gateway, dns: self.dns })
+        let (gateway, dns) = (self.gateway, self.dns);
+        Some(NetworkAddresses { address, prefix, gateway, dns, ipv6: None })
     }
 }
 
 impl NetArg {
     /// The device of a guest that boots.
     pub(crate) fn device(&self) -> Option<NetworkConfig> {
-        match self {
-            Self::None => None,
-            Self::Tap(tap) => {
-                Some(NetworkConfig { mac: tap.mac.unwrap_or(MAC), mtu: tap.mtu.unwrap_or(MTU) })
-            }
-        }
+        let Self::Some(network) = self else { return None };
+        Some(NetworkConfig { mac: network.mac.unwrap_or(MAC), mtu: network.mtu.unwrap_or(MTU) })
     }
+}
 
+impl NetArgs {
     /// Opens the host's side.
     pub(crate) fn connect(
         &self,
         descriptors: &mut Descriptors,
-    ) -> Result<Option<NetworkSpec>, StartError> {
-        let Self::Tap(tap) = self else { return Ok(None) };
-        let spec = NetworkSpec::tap(&tap.name, descriptors)?;
-        let (to_guest, from_guest) = (tap.to_guest, tap.from_guest);
-        Ok(Some(NetworkSpec { to_guest, from_guest, addresses: tap.addresses(), ..spec }))
+    ) -> anyhow::Result<Option<NetworkSpec>> {
+        let policy = Policy::parse(self.egress.iter().map(String::as_str))?;
+        let network = match &self.net {
+            NetArg::Some(network) if network.tap.is_none() => network,
+            _ if !self.egress.is_empty() => return Err(NetArgError::Egress.into()),
+            NetArg::Some(network) => network,
+            NetArg::None => return Ok(None),
+        };
+        let spec = match &network.tap {
+            Some(name) => {
+                let addresses = network.addresses();
+                NetworkSpec { addresses, ..NetworkSpec::tap(name, descriptors)? }
+            }
+            None => NetworkSpec::proxy(policy, descriptors)?,
+        };
+        let (to_guest, from_guest) = (network.to_guest, network.from_guest);
+        Ok(Some(NetworkSpec { to_guest, from_guest, ..spec }))
     }
 
     /// The same for a guest that is thawed. A player has no disks.
@@ -173,11 +221,11 @@ impl NetArg {
         has_disks: bool,
         descriptors: &mut Descriptors,
     ) -> anyhow::Result<Option<NetworkSpec>> {
-        match self {
-            Self::Tap(_) if !has_disks => Err(NetArgError::Player.into()),
-            Self::Tap(tap) if tap.mac.is_some() => Err(NetArgError::Frozen("mac").into()),
-            Self::Tap(tap) if tap.mtu.is_some() => Err(NetArgError::Frozen("mtu").into()),
-            _ => Ok(self.connect(descriptors)?),
+        match &self.net {
+            NetArg::Some(_) if !has_disks => Err(NetArgError::Player.into()),
+            NetArg::Some(net) if net.mac.is_some() => Err(NetArgError::Frozen("mac").into()),
+            NetArg::Some(net) if net.mtu.is_some() => Err(NetArgError::Frozen("mtu").into()),
+            _ => self.connect(descriptors),
         }
     }
 }

@@ -1,22 +1,22 @@
 use super::*;
 
-fn tap(text: &str) -> TapArg {
+fn parsed(text: &str) -> Network {
     match text.parse() {
-        Ok(NetArg::Tap(tap)) => *tap,
+        Ok(NetArg::Some(network)) => *network,
         other => panic!("{text}: {other:?}"),
     }
 }
 
 #[test]
-fn every_option_of_a_tap_device_is_read() {
+fn every_option_is_read() {
     assert_eq!("none".parse::<NetArg>().unwrap(), NetArg::None);
-    assert_eq!(tap("tap:t0"), TapArg { name: "t0".to_owned(), ..TapArg::default() });
-    let found = tap(
+    assert_eq!(parsed("tap:t0"), Network { tap: Some("t0".to_owned()), ..Network::default() });
+    let found = parsed(
         "tap:t0,mac=02:00:00:0a:FF:07,mtu=9000,address=10.0.0.2/24,gateway=10.0.0.1,dns=fd00::1,\
          to-guest=10M,to-guest-frames=7,from-guest=1K,from-guest-frames=8",
     );
-    let expected = TapArg {
-        name: "t0".to_owned(),
+    let expected = Network {
+        tap: Some("t0".to_owned()),
         mac: Some([2, 0, 0, 10, 255, 7]),
         mtu: Some(9000),
         address: Some((Ipv4Addr::new(10, 0, 0, 2), 24)),
@@ -26,6 +26,12 @@ fn every_option_of_a_tap_device_is_read() {
         from_guest: RateLimit { bytes: Some(1024), operations: Some(8) },
     };
     assert_eq!(found, expected);
+}
+
+#[test]
+fn the_proxy_has_addresses_of_its_own() {
+    assert_eq!(parsed("proxy"), Network::default());
+    assert_eq!(parsed("proxy,mtu=65520").mtu, Some(65520));
 }
 
 #[test]
@@ -50,6 +56,9 @@ fn what_is_wrong_is_named() {
         ("tap:t0,address=10.0.0.2/24,gateway=10.0.1.1", "is not in the guest's network"),
         ("tap:t0,address=10.0.0.2/24,gateway=::1", "is not an address of IPv4"),
         ("tap:t0,address=10.0.0.2/24,dns=host", "is not an address of IPv4 or IPv6"),
+        ("proxy:x", "is not a network"),
+        ("proxy,address=10.0.0.2/24", "are fixed in the network proxy"),
+        ("proxy,mtu=1000", "is not an MTU of the network proxy"),
         ("tap:t0,to-guest=0", "is not a rate"),
         ("tap:t0,to-guest=fast", "is not a rate"),
     ];
@@ -58,19 +67,28 @@ fn what_is_wrong_is_named() {
         assert!(error.contains(reason), "{text}: {error}");
     }
     // One network has all addresses of one machine.
-    tap("tap:t0,address=10.0.0.2/32,gateway=10.0.0.2");
+    parsed("tap:t0,address=10.0.0.2/32,gateway=10.0.0.2");
 }
 
 #[test]
 fn a_snapshot_has_its_device_already() {
     let mut descriptors = Descriptors::default();
-    let mut error = |text: &str, has_disks| {
-        let net: NetArg = text.parse().unwrap();
-        net.reconnect(has_disks, &mut descriptors).unwrap_err().to_string()
+    let mut error = |text: &str, egress: &[&str], has_disks| {
+        let egress = egress.iter().map(|rule| (*rule).to_owned()).collect();
+        let arguments = NetArgs { net: text.parse().unwrap(), egress };
+        arguments.reconnect(has_disks, &mut descriptors).unwrap_err().to_string()
     };
-    assert!(error("tap:t0,mac=02:00:00:00:00:07", true).starts_with("mac is chosen at the boot"));
-    assert!(error("tap:t0,mtu=1500", true).starts_with("mtu is chosen at the boot"));
-    assert!(error("tap:t0", false).contains("player"));
-    let missing = error("tap:firn-missing", true);
+    assert!(
+        error("tap:t0,mac=02:00:00:00:00:07", &[], true).starts_with("mac is chosen at the boot")
+    );
+    assert!(error("tap:t0,mtu=1500", &[], true).starts_with("mtu is chosen at the boot"));
+    assert!(error("tap:t0", &[], false).contains("player"));
+    let missing = error("tap:firn-missing", &[], true);
     assert!(missing.contains("no network interface firn-missing"), "{missing}");
+    let rule = ["allow:10.0.0.0/8"];
+    for net in ["none", "tap:t0"] {
+        assert!(error(net, &rule, true).starts_with("--egress needs --net proxy"));
+    }
+    let wrong = error("proxy", &["10.0.0.0/8"], true);
+    assert!(wrong.contains("begins with neither"), "{wrong}");
 }

@@ -2,19 +2,23 @@
 
 use std::io;
 
-use firn_agent::protocol::NetworkAddresses;
+use firn_agent::protocol::{Ipv6Addresses, NetworkAddresses};
 use firn_base::ErrorChain;
-use firn_vmm::{Network, RateLimit, RateLimiter, Tap};
+use firn_net::{Broker, GuestNetwork, Policy, host_resolvers};
+use firn_vmm::{Network, NetworkEnd, RateLimit, RateLimiter, open_tap};
 use serde::{Deserialize, Serialize};
 
 use crate::descriptors::{Descriptors, Slot};
 use crate::error::StartError;
 
+/// The file with the host's resolvers (resolv.conf(5)).
+const RESOLVERS: &str = "/etc/resolv.conf";
+
 /// Where a guest's frames go.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NetworkSpec {
-    /// A tap device, open.
-    pub tap: Slot,
+    /// Its kind, and the descriptor of the other side.
+    pub end: NetworkEndSpec,
     /// Limits frames to the guest.
     pub to_guest: RateLimit,
     /// Limits frames from the guest.
@@ -23,15 +27,52 @@ pub struct NetworkSpec {
     pub addresses: Option<NetworkAddresses>,
 }
 
+/// The other side of a guest's network.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NetworkEndSpec {
+    /// A tap device.
+    Tap(Slot),
+    /// The end of a [`Broker`] that makes sockets of this host.
+    Proxy(Slot),
+}
+
 impl NetworkSpec {
     /// Opens an existing tap device, without limits and addresses.
     ///
     /// # Errors
     /// [`StartError::Host`]: the device cannot be used.
     pub fn tap(name: &str, descriptors: &mut Descriptors) -> Result<Self, StartError> {
-        let tap = Tap::open(name).map_err(|error| StartError::Host(ErrorChain::of(&error)))?;
-        let (to_guest, from_guest) = Default::default();
-        Ok(Self { tap: descriptors.add(tap), to_guest, from_guest, addresses: None })
+        let tap = open_tap(name).map_err(|error| StartError::Host(ErrorChain::of(&error)))?;
+        Ok(Self::of(NetworkEndSpec::Tap(descriptors.add(tap)), None))
+    }
+
+    /// The user-mode network, without limits. A thread of this process makes the sockets that the
+    /// policy allows, and forwards DNS to this host's resolvers, if it has some.
+    ///
+    /// # Errors
+    /// [`StartError::Session`]: the thread cannot be started.
+    pub fn proxy(policy: Policy, descriptors: &mut Descriptors) -> Result<Self, StartError> {
+        let resolvers = host_resolvers(RESOLVERS.as_ref()).unwrap_or_default();
+        let broker = Broker::start(policy, resolvers);
+        let broker = broker.map_err(|error| StartError::session("start a network", error))?;
+        let GuestNetwork { ipv4, ipv6, .. } = GuestNetwork::default();
+        let addresses = NetworkAddresses {
+            address: ipv4.address,
+            prefix: ipv4.prefix,
+            gateway: Some(ipv4.gateway),
+            dns: Some(ipv4.gateway.into()),
+            ipv6: Some(Ipv6Addresses {
+                address: ipv6.address,
+                prefix: ipv6.prefix,
+                gateway: ipv6.gateway,
+            }),
+        };
+        Ok(Self::of(NetworkEndSpec::Proxy(descriptors.add(broker)), Some(addresses)))
+    }
+
+    fn of(end: NetworkEndSpec, addresses: Option<NetworkAddresses>) -> Self {
+        Self { end, to_guest: RateLimit::default(), from_guest: RateLimit::default(), addresses }
     }
 
     /// Takes the descriptors.
@@ -41,7 +82,10 @@ impl NetworkSpec {
         };
         let failed = |error| StartError::session("make a timer", error);
         Ok(Network {
-            backend: Some(Box::new(Tap::new(descriptors.take(self.tap)?))),
+            end: Some(match self.end {
+                NetworkEndSpec::Tap(slot) => NetworkEnd::Tap(descriptors.take(slot)?),
+                NetworkEndSpec::Proxy(slot) => NetworkEnd::Proxy(descriptors.take(slot)?),
+            }),
             to_guest: limiter(self.to_guest).map_err(failed)?,
             from_guest: limiter(self.from_guest).map_err(failed)?,
         })

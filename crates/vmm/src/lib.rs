@@ -53,7 +53,6 @@ pub use state::DecodeStateError;
 pub use vcpu::state::{RestoreVcpuError, SaveVcpuError};
 pub use vcpu::{VcpuFailure, VcpuThreadError};
 pub use virtio::{
-    BindVsockError, Network, NetworkBackend, NetworkConfig, NetworkCounters, OpenTapError,
-    RateLimit, RateLimiter, Tap, Traffic, UserNetwork, VsockBroker, VsockConnector, VsockListener,
-    scratch_file,
+    BindVsockError, Network, NetworkConfig, NetworkEnd, OpenTapError, RateLimit, RateLimiter,
+    VsockBroker, VsockConnector, VsockListener, open_tap, scratch_file,
 };

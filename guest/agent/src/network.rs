@@ -1,46 +1,116 @@
 //! The guest's network interfaces, by the requests of netdevice(7).
 
+use std::fs;
 use std::io;
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::AsRawFd;
 
-use crate::protocol::NetworkAddresses;
+use rustix::net::netdevice::name_to_index;
+
+use crate::protocol::{Ipv6Addresses, NetworkAddresses};
 
 /// The interface of the monitor's network device.
 pub(crate) const INTERFACE: &str = "eth0";
+
+/// The address of a socket that needs no interface. Any socket of a family accepts the requests.
+const ANY_V4: (Ipv4Addr, u16) = (Ipv4Addr::UNSPECIFIED, 0);
+const ANY_V6: (Ipv6Addr, u16) = (Ipv6Addr::UNSPECIFIED, 0);
+
+/// `struct in6_rtmsg` of `<linux/ipv6_route.h>`, whose fields are private in libc. All zeros is the
+/// route to any destination.
+#[repr(C)]
+#[derive(Default)]
+struct Ipv6Route {
+    destination: [u8; 16],
+    source: [u8; 16],
+    gateway: [u8; 16],
+    kind: u32,
+    destination_len: u16,
+    source_len: u16,
+    metric: u32,
+    info: libc::c_ulong,
+    flags: u32,
+    interface: libc::c_int,
+}
 
 /// Brings an interface up, such as `lo`: functions use 127.0.0.1 internally.
 ///
 /// # Errors
 /// There is no such interface.
 pub fn bring_up(interface: &str) -> io::Result<()> {
+    bring_up_by(&UdpSocket::bind(ANY_V4)?, interface)
+}
+
+fn bring_up_by(socket: &UdpSocket, interface: &str) -> io::Result<()> {
     let mut request = named(interface);
     let flags = libc::IFF_UP | libc::IFF_RUNNING;
     request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).map_err(io::Error::other)?;
-    // SAFETY: SIOCSIFFLAGS takes a pointer to an ifreq.
-    unsafe { set(libc::SIOCSIFFLAGS, &request) }
+    // SAFETY: SIOCSIFFLAGS takes a pointer to an ifreq, which it reads.
+    unsafe { call(socket, libc::SIOCSIFFLAGS, &mut request) }
 }
 
-/// Gives an interface these addresses instead of its earlier ones, and brings it up.
+/// Gives an interface these addresses instead of its earlier ones, and brings it up. One that has
+/// them, as in a clone, is left alone.
 pub(crate) fn set_addresses(interface: &str, addresses: &NetworkAddresses) -> io::Result<()> {
+    let socket = UdpSocket::bind(ANY_V4)?;
     let mut request = named(interface);
-    request.ifr_ifru.ifru_addr = socket_address(addresses.address);
-    // SAFETY: SIOCSIFADDR takes a pointer to an ifreq.
-    unsafe { set(libc::SIOCSIFADDR, &request) }?;
+    // SAFETY: SIOCGIFADDR takes a pointer to an ifreq, and writes an address to it.
+    let has_one = unsafe { call(&socket, libc::SIOCGIFADDR, &mut request) }.is_ok();
+    let wanted = socket_address(addresses.address);
+    // SAFETY: the request wrote an address.
+    if has_one && unsafe { request.ifr_ifru.ifru_addr }.sa_data == wanted.sa_data {
+        return Ok(());
+    }
+    request.ifr_ifru.ifru_addr = wanted;
+    // SAFETY: SIOCSIFADDR takes a pointer to an ifreq, which it reads.
+    unsafe { call(&socket, libc::SIOCSIFADDR, &mut request) }?;
     let mask = u32::MAX.checked_shl(32_u32.saturating_sub(addresses.prefix.into())).unwrap_or(0);
     request.ifr_ifru.ifru_netmask = socket_address(mask.into());
-    // SAFETY: SIOCSIFNETMASK takes a pointer to an ifreq.
-    unsafe { set(libc::SIOCSIFNETMASK, &request) }?;
-    bring_up(interface)?;
-    let Some(gateway) = addresses.gateway else { return Ok(()) };
-    // SAFETY: rtentry is plain data, for which zeros are valid.
-    let mut route: libc::rtentry = unsafe { std::mem::zeroed() };
-    route.rt_dst = socket_address(Ipv4Addr::UNSPECIFIED);
-    route.rt_genmask = socket_address(Ipv4Addr::UNSPECIFIED);
-    route.rt_gateway = socket_address(gateway);
-    route.rt_flags = libc::RTF_UP | libc::RTF_GATEWAY;
-    // SAFETY: SIOCADDRT takes a pointer to an rtentry.
-    match unsafe { set(libc::SIOCADDRT, &route) } {
+    // SAFETY: SIOCSIFNETMASK takes a pointer to an ifreq, which it reads.
+    unsafe { call(&socket, libc::SIOCSIFNETMASK, &mut request) }?;
+    if addresses.ipv6.is_some() {
+        // The link has one guest, so nobody else has its address, which is valid at once then.
+        for setting in ["accept_dad", "accept_ra", "autoconf"] {
+            fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/{setting}"), "0")?;
+        }
+    }
+    bring_up_by(&socket, interface)?;
+    if let Some(gateway) = addresses.gateway {
+        // SAFETY: rtentry is plain data, for which zeros are valid.
+        let mut route: libc::rtentry = unsafe { std::mem::zeroed() };
+        route.rt_dst = socket_address(Ipv4Addr::UNSPECIFIED);
+        route.rt_genmask = socket_address(Ipv4Addr::UNSPECIFIED);
+        route.rt_gateway = socket_address(gateway);
+        route.rt_flags = libc::RTF_UP | libc::RTF_GATEWAY;
+        // SAFETY: SIOCADDRT takes a pointer to an rtentry, which it reads.
+        unless_it_exists(unsafe { call(&socket, libc::SIOCADDRT, &mut route) })?;
+    }
+    addresses.ipv6.map_or(Ok(()), |addresses| set_ipv6(interface, addresses))
+}
+
+fn set_ipv6(interface: &str, addresses: Ipv6Addresses) -> io::Result<()> {
+    let socket = UdpSocket::bind(ANY_V6)?;
+    let index = name_to_index(&socket, interface)?;
+    let mut request = libc::in6_ifreq {
+        ifr6_addr: libc::in6_addr { s6_addr: addresses.address.octets() },
+        ifr6_prefixlen: addresses.prefix.into(),
+        ifr6_ifindex: libc::c_int::try_from(index).map_err(io::Error::other)?,
+    };
+    // SAFETY: SIOCSIFADDR of an IPv6 socket takes a pointer to an in6_ifreq, which it reads.
+    unless_it_exists(unsafe { call(&socket, libc::SIOCSIFADDR, &mut request) })?;
+    let mut route = Ipv6Route {
+        gateway: addresses.gateway.octets(),
+        metric: 1,
+        flags: u32::from(libc::RTF_UP | libc::RTF_GATEWAY),
+        interface: request.ifr6_ifindex,
+        ..Ipv6Route::default()
+    };
+    // SAFETY: SIOCADDRT of an IPv6 socket takes a pointer to an Ipv6Route, which it reads.
+    unless_it_exists(unsafe { call(&socket, libc::SIOCADDRT, &mut route) })
+}
+
+fn unless_it_exists(set: io::Result<()>) -> io::Result<()> {
+    match set {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         set => set,
     }
@@ -72,14 +142,11 @@ fn socket_address(address: Ipv4Addr) -> libc::sockaddr {
 /// Makes a request.
 ///
 /// # Safety
-/// The request takes a pointer to a `T`, and only reads it.
-unsafe fn set<T>(request: libc::Ioctl, argument: &T) -> io::Result<()> {
-    // Any socket of the family accepts the request. Binding to the unspecified address needs no
-    // interface.
-    let socket = UdpSocket::bind("0.0.0.0:0")?;
+/// The request takes a pointer to a `T`, and reads or writes that alone.
+unsafe fn call<T>(socket: &UdpSocket, request: libc::Ioctl, argument: &mut T) -> io::Result<()> {
     // SAFETY: the caller's.
-    let set = unsafe { libc::ioctl(socket.as_raw_fd(), request, std::ptr::from_ref(argument)) };
-    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    let done = unsafe { libc::ioctl(socket.as_raw_fd(), request, std::ptr::from_mut(argument)) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]

@@ -7,12 +7,12 @@ use super::*;
 
 /// The addresses and routes of a network namespace, from /proc.
 fn read(file: &str) -> String {
-    std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap()
+    fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap()
 }
 
 #[test]
 fn an_interface_gets_addresses_in_place_of_earlier_ones() {
-    let can = rustix::process::geteuid().is_root() && std::fs::exists("/dev/net/tun").unwrap();
+    let can = rustix::process::geteuid().is_root() && fs::exists("/dev/net/tun").unwrap();
     if !firn_required::has("tun", can) {
         return;
     }
@@ -26,6 +26,7 @@ fn an_interface_gets_addresses_in_place_of_earlier_ones() {
             prefix: 30,
             gateway: Some(Ipv4Addr::new(10, 1, 2, 1)),
             dns: None,
+            ipv6: None,
         };
         set_addresses(INTERFACE, &addresses).unwrap();
         let table = read("fib_trie");
@@ -42,6 +43,18 @@ fn an_interface_gets_addresses_in_place_of_earlier_ones() {
         let routes = read("route");
         assert!(!routes.contains("0102010A"), "{routes}");
         assert!(set_addresses("eth9", &addresses).is_err());
+
+        let address = "fd00::2".parse().unwrap();
+        let gateway = "fd00::1".parse().unwrap();
+        addresses.address = Ipv4Addr::new(172, 16, 0, 10);
+        addresses.ipv6 = Some(Ipv6Addresses { address, prefix: 64, gateway });
+        set_addresses(INTERFACE, &addresses).unwrap();
+        let table = read("if_inet6");
+        let line = table.lines().find(|line| line.starts_with("fd000000")).unwrap();
+        assert!(line.contains(" 40 ") && line.ends_with(INTERFACE), "{line}");
+        let routes = read("ipv6_route");
+        assert!(routes.contains("fd000000000000000000000000000001"), "{routes}");
+        set_addresses(INTERFACE, &addresses).unwrap();
     };
     thread::scope(|scope| scope.spawn(test).join()).unwrap();
 }

@@ -101,3 +101,26 @@ def echo(address, port, mebibytes):
         received = b"".join(iter(lambda: connection.recv(1 << 16), b""))
         sender.join()
     return received == sent
+
+
+kept = []
+
+
+def connect(address, port):
+    """Opens a connection that stays open."""
+    import socket
+
+    kept.append(socket.create_connection((address, port), timeout=60))
+
+
+def use():
+    """Sends a byte over each connection that is open, and waits for it to come back."""
+
+    def one(connection):
+        try:
+            connection.sendall(b"x")
+            return "open" if connection.recv(1) == b"x" else "ended"
+        except OSError as error:
+            return type(error).__name__
+
+    return [one(connection) for connection in kept]

@@ -93,3 +93,50 @@ fn a_guest_without_a_device_gets_no_network() {
         thaw.refused(&["the guest has no network device", "boot it with --net"]);
     });
 }
+
+#[test]
+fn a_guest_has_a_network_that_its_clones_share() {
+    with_taps(1, |port| {
+        let world = World::default();
+        let egress = format!("allow:10.9.0.1:{port}");
+        let options = ["--net", "proxy", "--egress", &egress];
+        let to = |port: u16| json!({"address": "10.9.0.1", "port": port});
+        let ask = |name: &str, what: &str, mut event: serde_json::Value| {
+            event["do"] = json!(what);
+            world.ask(name, "machine", &event)
+        };
+        let echoes = |name: &str, mebibytes: u32| {
+            let event = json!({"address": "10.9.0.1", "port": port, "mebibytes": mebibytes});
+            assert_eq!(ask(name, "echo", event), json!(true), "{name}");
+        };
+        let boot = world.firn(["boot", "--name", "booted"]).args(options);
+        let mut booted = boot.arg(workshop_folder(&world.work())).start().ready();
+        echoes("booted", 8);
+        (0..20).for_each(|_| drop(ask("booted", "connect", to(port))));
+        assert_eq!(ask("booted", "use", json!({})), json!(vec!["open"; 20]));
+        // What no rule allows, and no network of the internet has.
+        let event = json!({"do": "connect", "address": "10.9.0.1", "port": port ^ 1});
+        let denied = world.ask_unchecked("booted", "machine", &event);
+        denied.function_error(&["OSError"]);
+        let snapshot = world.file("snapshot");
+        world.firn(["freeze", "booted"]).arg(&snapshot).run().ok();
+        booted.end().ok();
+
+        let thaw = |name: &str| {
+            let thaw = world.firn(["thaw", "--name", name]).args(options);
+            thaw.arg(&snapshot).start().ready()
+        };
+        let clones = ["first", "second"];
+        let _monitors = clones.map(thaw);
+        for name in clones {
+            // At once, not after a time-out.
+            assert_eq!(ask(name, "use", json!({})), json!(vec!["ConnectionResetError"; 20]));
+            echoes(name, 2);
+        }
+        // A clone with another policy.
+        let thaw = world.firn(["thaw", "--name", "denied", "--net", "proxy"]);
+        let _denied = thaw.arg(&snapshot).start().ready();
+        let event = json!({"do": "connect", "address": "10.9.0.1", "port": port});
+        world.ask_unchecked("denied", "machine", &event).function_error(&["OSError"]);
+    });
+}

@@ -16,7 +16,7 @@ use firn_vmm::CpuModel;
 use crate::assets::GuestFiles;
 use crate::clock;
 use crate::detach;
-use crate::net_arg::NetArg;
+use crate::net_arg::NetArgs;
 use crate::output;
 use crate::supervisor;
 
@@ -30,6 +30,7 @@ const DEFAULT_MEMORY: u64 = 256 << 20;
   firn boot --name empty
   firn boot --name builder --memory 512M --vcpus 2 --detach guest/functions/json
   firn boot --console console.txt my-function.py
+  firn boot --net proxy --egress allow:10.0.0.0/8:5432 my-function.py
   firn boot --net tap:tap0,address=10.0.0.2/24,gateway=10.0.0.1,dns=10.0.0.1 my-function.py
   firn boot --image science --memory 512M my-function.py
 
@@ -61,9 +62,8 @@ pub(crate) struct BootArgs {
     /// Words to add to the kernel's command line
     #[arg(long, value_name = "WORDS")]
     cmdline: Option<String>,
-    /// A network: none, or tap:NAME[,KEY=VALUE...]; see docs/concepts/network.md
-    #[arg(long, value_name = "NETWORK", default_value = "none")]
-    net: NetArg,
+    #[command(flatten)]
+    network: NetArgs,
     /// Copy the guest's serial console to a file
     #[arg(long, value_name = "FILE")]
     console: Option<PathBuf>,
@@ -97,7 +97,7 @@ pub(crate) fn run(arguments: &BootArgs) -> anyhow::Result<ExitCode> {
         root: open(&root)?,
         overlay: open(&arguments.files.overlay)?,
         disk_size: arguments.disk.unwrap_or(0),
-        network: arguments.net.device(),
+        network: arguments.network.net.device(),
         cmdline: arguments.cmdline.clone(),
         vcpus: arguments.vcpus.or(settings.vcpus).unwrap_or(1),
         cpu: arguments.cpu.map(|model| model.to_string()),
@@ -107,7 +107,7 @@ pub(crate) fn run(arguments: &BootArgs) -> anyhow::Result<ExitCode> {
     let supervisor = supervisor::spawn(&arguments.monitor)?;
     let (name, console) = (arguments.name.as_deref(), arguments.console.as_deref());
     let (_claimed, host) = HostSpec::claim(name, console, true, &mut descriptors)?;
-    let network = arguments.net.connect(&mut descriptors)?;
+    let network = arguments.network.connect(&mut descriptors)?;
     let software_kvm = arguments.monitor.host.software_kvm;
     let host = HostSpec { software_kvm, network, ..host };
     let limit = Duration::from_secs(arguments.time_limit);

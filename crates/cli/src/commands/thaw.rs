@@ -20,7 +20,7 @@ use crate::commands::invoke::{self, FUNCTION_FAILED};
 use crate::detach;
 use crate::event;
 use crate::host_args::MonitorHostArgs;
-use crate::net_arg::NetArg;
+use crate::net_arg::NetArgs;
 use crate::output;
 use crate::snapshot_args::SnapshotArgs;
 use crate::supervisor;
@@ -65,10 +65,8 @@ pub(crate) struct ThawArgs {
     /// The root file system, where it has moved since the freeze
     #[arg(long, value_name = "FILE")]
     root: Option<PathBuf>,
-    /// The network of a guest that was booted with one: none, or tap:NAME[,KEY=VALUE...]; see
-    /// docs/concepts/network.md
-    #[arg(long, value_name = "NETWORK", default_value = "none")]
-    net: NetArg,
+    #[command(flatten)]
+    network: NetArgs,
     /// Copy the guest's serial console to a file
     #[arg(long, value_name = "FILE")]
     console: Option<PathBuf>,
@@ -109,7 +107,7 @@ pub(crate) fn run(arguments: &ThawArgs) -> anyhow::Result<ExitCode> {
     let supervisor = supervisor::spawn(&arguments.monitor)?;
     let (name, console) = (arguments.name.as_deref(), arguments.console.as_deref());
     let (_claimed, host) = HostSpec::claim(name, console, has_disks, &mut descriptors)?;
-    let network = arguments.net.reconnect(has_disks, &mut descriptors)?;
+    let network = arguments.network.reconnect(has_disks, &mut descriptors)?;
     let software_kvm = arguments.monitor.host.software_kvm;
     let host = HostSpec { software_kvm, network, ..host };
     let limit = Duration::from_secs(arguments.time_limit);

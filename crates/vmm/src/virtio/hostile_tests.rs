@@ -12,7 +12,7 @@ use firn_memory::GuestView;
 
 use super::testing::{Guest, HIGH, HIGH_LEN};
 use super::{
-    Balloon, Block, Disk, Net, Network, NetworkBackend, NetworkConfig, OverlayDisk, PageDiscard,
+    Balloon, Block, Disk, Net, NetworkBackend, NetworkConfig, OverlayDisk, PageDiscard,
     ReadOnlyDisk, Rng, VirtioDevice, Vsock, VsockBroker, VsockListener,
 };
 use crate::open_file::OpenFile;
@@ -238,8 +238,7 @@ proptest! {
     fn a_network_device_withstands_attacks(attacks in attacks(), frames in frames()) {
         let never = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let backend = Some(Box::new(Frames { never, frames, next: 0 }) as _);
-        let network = Network { backend, ..Network::default() };
         let config = NetworkConfig { mac: [2; 6], mtu: 1500 };
-        withstand(Net::new(config, network).unwrap(), attacks);
+        withstand(Net::with_backend(config, backend, None, None).unwrap(), attacks);
     }
 }

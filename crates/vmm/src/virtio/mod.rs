@@ -32,10 +32,9 @@ pub(crate) use device::VirtioDevice;
 pub(crate) use error::RestoreDeviceError;
 pub(crate) use mmio::{NewDeviceError, VirtioMmio};
 pub(crate) use net::Net;
-pub use net::{
-    Network, NetworkBackend, NetworkConfig, NetworkCounters, OpenTapError, Tap, Traffic,
-    UserNetwork,
-};
+#[cfg(test)]
+pub(crate) use net::NetworkBackend;
+pub use net::{Network, NetworkConfig, NetworkEnd, OpenTapError, open_tap};
 pub use rate_limiter::{RateLimit, RateLimiter};
 pub(crate) use rng::Rng;
 #[cfg(test)]

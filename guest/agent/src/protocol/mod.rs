@@ -13,7 +13,7 @@ mod tests;
 mod timed;
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -268,6 +268,20 @@ pub struct NetworkAddresses {
     pub gateway: Option<Ipv4Addr>,
     /// The name server.
     pub dns: Option<IpAddr>,
+    /// The same of IPv6; without them the interface has no addresses of IPv6 but its link's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv6: Option<Ipv6Addresses>,
+}
+
+/// The IPv6 addresses of a guest's network interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ipv6Addresses {
+    /// The interface's own address.
+    pub address: Ipv6Addr,
+    /// Bits of its network.
+    pub prefix: u8,
+    /// The router to all other networks.
+    pub gateway: Ipv6Addr,
 }
 
 impl std::fmt::Debug for Identify {

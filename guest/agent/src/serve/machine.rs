@@ -116,7 +116,12 @@ impl Machine for Guest {
     fn set_network(&self, addresses: &NetworkAddresses) -> io::Result<()> {
         network::set_addresses(network::INTERFACE, addresses)?;
         match addresses.dns {
-            Some(dns) => std::fs::write(NAME_SERVERS, format!("nameserver {dns}\n")),
+            Some(dns) => {
+                let text = format!("nameserver {dns}\n");
+                // In a clone it is right already.
+                let is_right = std::fs::read_to_string(NAME_SERVERS).is_ok_and(|now| now == text);
+                if is_right { Ok(()) } else { std::fs::write(NAME_SERVERS, text) }
+            }
             None => Ok(()),
         }
     }

@@ -685,7 +685,8 @@ mod gate {
         assert_eq!(host.answer(&json!(1)), json!(1));
 
         let address = "10.0.0.2".parse().unwrap();
-        let network = NetworkAddresses { address, prefix: 24, gateway: None, dns: None };
+        let network =
+            NetworkAddresses { address, prefix: 24, gateway: None, dns: None, ipv6: None };
         let identify = Identify { network: Some(network), ..identity(3) };
         assert!(matches!(host.ask(&Request::Identify(identify)), Reply::Identified));
         let done = guest.machine.take();

@@ -6,13 +6,12 @@ use std::os::fd::BorrowedFd;
 
 use firn_net::NetworkState;
 use rustix::event::epoll::EventFlags;
-use serde::{Deserialize, Serialize};
 
 /// Where a guest's frames go, and where frames for it come from.
 ///
 /// A packet is a frame with `struct virtio_net_hdr_v1` before it (virtio 1.2, 5.1.6). The guest may
 /// write anything in both. Nothing here blocks.
-pub trait NetworkBackend: Send + Debug {
+pub(crate) trait NetworkBackend: Send + Debug {
     /// The driver accepted these features. Packets for it may need no others.
     ///
     /// # Errors
@@ -45,24 +44,24 @@ pub trait NetworkBackend: Send + Debug {
 }
 
 /// What a network device has done since the monitor started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NetworkCounters {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NetworkCounters {
     /// Frames to the guest.
-    pub to_guest: Traffic,
+    pub(crate) to_guest: Traffic,
     /// Frames from the guest.
-    pub from_guest: Traffic,
+    pub(crate) from_guest: Traffic,
 }
 
 /// Frames in one direction.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Traffic {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Traffic {
     /// Frames that arrived.
-    pub frames: u64,
+    pub(crate) frames: u64,
     /// Their bytes.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Frames that did not: the guest's buffers were too small, the frame too large, or the host
     /// refused it.
-    pub dropped: u64,
+    pub(crate) dropped: u64,
 }
 
 impl Traffic {

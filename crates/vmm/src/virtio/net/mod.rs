@@ -27,9 +27,11 @@ use super::queue::VirtQueue;
 use super::rate_limiter::RateLimiter;
 use super::state::{DeviceState, NetState};
 
-pub use backend::{NetworkBackend, NetworkCounters, Traffic};
-pub use proxy::UserNetwork;
-pub use tap::{OpenTapError, Tap};
+pub(crate) use backend::NetworkBackend;
+use backend::NetworkCounters;
+use proxy::UserNetwork;
+use tap::Tap;
+pub use tap::{OpenTapError, open_tap};
 
 /// Frames to the guest, frames from the guest.
 const QUEUE_SIZES: [u16; 2] = [256, 256];
@@ -65,12 +67,21 @@ pub struct NetworkConfig {
 /// The host's side of a network.
 #[derive(Debug, Default)]
 pub struct Network {
-    /// Where frames go. Without one the guest sees a device without a link.
-    pub backend: Option<Box<dyn NetworkBackend>>,
+    /// Where frames go. Without it the guest sees a device without a link.
+    pub end: Option<NetworkEnd>,
     /// Limits frames to the guest.
     pub to_guest: Option<RateLimiter>,
     /// Limits frames from the guest.
     pub from_guest: Option<RateLimiter>,
+}
+
+/// Where a guest's frames go.
+#[derive(Debug)]
+pub enum NetworkEnd {
+    /// To a tap device: see [`open_tap`].
+    Tap(OwnedFd),
+    /// To the sockets of a [`Broker`](firn_net::Broker), of which this is the monitor's end.
+    Proxy(OwnedFd),
 }
 
 /// A network interface of the guest.
@@ -80,7 +91,9 @@ pub struct Network {
 #[derive(Debug)]
 pub(crate) struct Net {
     config: NetworkConfig,
-    network: Network,
+    backend: Option<Box<dyn NetworkBackend>>,
+    to_guest: Option<RateLimiter>,
+    from_guest: Option<RateLimiter>,
     /// The backend's events, and the limiters' timers.
     epoll: OwnedFd,
     /// The features of the driver that the backend knows.
@@ -93,21 +106,37 @@ impl Net {
     /// A device.
     ///
     /// # Errors
-    /// The epoll descriptor cannot be created.
+    /// The MTU is too small for the backend, or a descriptor cannot be created.
     pub(crate) fn new(config: NetworkConfig, network: Network) -> io::Result<Self> {
+        let Network { end, to_guest, from_guest } = network;
+        let backend: Option<Box<dyn NetworkBackend>> = match end {
+            Some(NetworkEnd::Tap(tap)) => Some(Box::new(Tap::new(tap))),
+            Some(NetworkEnd::Proxy(broker)) => Some(Box::new(UserNetwork::new(config, broker)?)),
+            None => None,
+        };
+        Self::with_backend(config, backend, to_guest, from_guest)
+    }
+
+    /// The same with any backend.
+    pub(super) fn with_backend(
+        config: NetworkConfig,
+        backend: Option<Box<dyn NetworkBackend>>,
+        to_guest: Option<RateLimiter>,
+        from_guest: Option<RateLimiter>,
+    ) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let add = |source: BorrowedFd<'_>, flags| {
             epoll::add(&epoll, source, EventData::new_u64(0), EventFlags::IN | flags)
         };
-        if let Some(backend) = &network.backend {
+        if let Some(backend) = &backend {
             let (source, flags) = backend.event_source();
             add(source, flags)?;
         }
-        for limiter in network.to_guest.iter().chain(&network.from_guest) {
+        for limiter in to_guest.iter().chain(&from_guest) {
             add(limiter.as_fd(), EventFlags::ET)?;
         }
         let (negotiated, counters, packet) = (None, NetworkCounters::default(), Vec::new());
-        Ok(Self { config, network, epoll, negotiated, counters, packet })
+        Ok(Self { config, backend, to_guest, from_guest, epoll, negotiated, counters, packet })
     }
 
     /// What has happened since the monitor started.
@@ -118,7 +147,7 @@ impl Net {
 
     /// Passes the guest's frames to the backend.
     fn transmit(&mut self, mem: &GuestView, queue: &mut VirtQueue) -> Result<(), DeviceError> {
-        let Self { network: Network { backend, from_guest, .. }, counters, packet, .. } = self;
+        let Self { backend, from_guest, counters, packet, .. } = self;
         while from_guest.as_mut().is_none_or(RateLimiter::allows)
             && let Some(chain) = queue.pop(mem)?
         {
@@ -151,7 +180,7 @@ impl Net {
         queue: &mut VirtQueue,
         merges: bool,
     ) -> Result<(), DeviceError> {
-        let Self { network: Network { backend, to_guest, .. }, counters, .. } = self;
+        let Self { backend, to_guest, counters, .. } = self;
         let Some(backend) = backend else { return Ok(()) };
         while to_guest.as_mut().is_none_or(RateLimiter::allows)
             && let Some(packet) = backend.packet()
@@ -178,7 +207,7 @@ impl Net {
         let [receive, transmit] = context.queues else { return Ok(()) };
         // A driver that has not started has agreed to nothing.
         if receive.is_enabled()
-            && let Some(backend) = &mut self.network.backend
+            && let Some(backend) = &mut self.backend
             && self.negotiated != Some(context.features)
         {
             backend.start(context.features).map_err(DeviceError::Network)?;
@@ -260,7 +289,7 @@ impl VirtioDevice for Net {
 
     /// `struct virtio_net_config` up to the MTU.
     fn config(&self) -> Vec<u8> {
-        let link = self.network.backend.as_ref().map_or(0, |_| VIRTIO_NET_S_LINK_UP);
+        let link = self.backend.as_ref().map_or(0, |_| VIRTIO_NET_S_LINK_UP);
         let [up, down, ..] = link.to_le_bytes();
         let pairs = 1u16.to_le_bytes();
         let NetworkConfig { mac, mtu } = self.config;
@@ -283,7 +312,7 @@ impl VirtioDevice for Net {
         let mut events = [MaybeUninit::uninit(); 4];
         // Every source is looked at in any case.
         let _ = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default()));
-        if let Some(backend) = &mut self.network.backend {
+        if let Some(backend) = &mut self.backend {
             backend.poll();
         }
         self.turn(context)
@@ -295,7 +324,7 @@ impl VirtioDevice for Net {
 
     fn save(&self) -> DeviceState {
         let NetworkConfig { mac, mtu } = self.config;
-        let backend = self.network.backend.as_ref();
+        let backend = self.backend.as_ref();
         let flows = backend.map(|backend| backend.save()).unwrap_or_default();
         DeviceState::Net(NetState { mac, mtu, flows })
     }
@@ -303,7 +332,7 @@ impl VirtioDevice for Net {
     fn restore(&mut self, state: &DeviceState, running: bool) -> Result<(), RestoreDeviceError> {
         match state {
             DeviceState::Net(state) if self.config == state.config() => {
-                if let Some(backend) = self.network.backend.as_mut().filter(|_| running) {
+                if let Some(backend) = self.backend.as_mut().filter(|_| running) {
                     backend.restore(&state.flows);
                 }
                 Ok(())

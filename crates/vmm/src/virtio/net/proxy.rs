@@ -14,7 +14,7 @@ use super::{HEADER_LEN, MAX_FRAME, NetworkConfig};
 
 /// A user-mode network, whose sockets come from a [`Broker`](firn_net::Broker).
 #[derive(Debug)]
-pub struct UserNetwork {
+pub(super) struct UserNetwork {
     proxy: Proxy,
     /// The packet that waits for the guest; empty if none does.
     packet: Vec<u8>,
@@ -25,7 +25,7 @@ impl UserNetwork {
     ///
     /// # Errors
     /// The MTU is too small, or an epoll instance or a timer cannot be made.
-    pub fn new(config: NetworkConfig, broker: OwnedFd) -> io::Result<Self> {
+    pub(super) fn new(config: NetworkConfig, broker: OwnedFd) -> io::Result<Self> {
         let NetworkConfig { mac, mtu } = config;
         let network = GuestNetwork { mac, mtu, ..GuestNetwork::default() };
         Ok(Self { proxy: Proxy::new(network, broker)?, packet: Vec::new() })

@@ -3,15 +3,14 @@ use std::net::Ipv4Addr;
 use firn_net::{Broker, Policy};
 
 use super::super::super::testing::Guest;
-use super::super::{Net, Network};
+use super::super::{Net, Network, NetworkEnd};
 use super::*;
 
 const CONFIG: NetworkConfig = NetworkConfig { mac: [2, 0, 0, 0, 0, 7], mtu: 1500 };
 
 fn network() -> Network {
     let broker = Broker::start(Policy::default(), Vec::new()).unwrap();
-    let backend = UserNetwork::new(CONFIG, broker).unwrap();
-    Network { backend: Some(Box::new(backend)), ..Network::default() }
+    Network { end: Some(NetworkEnd::Proxy(broker)), ..Network::default() }
 }
 
 #[test]

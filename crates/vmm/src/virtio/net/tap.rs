@@ -88,64 +88,62 @@ struct InterfaceFlags {
 
 /// One end of a tap device: what the guest sends comes out of the host's interface.
 #[derive(Debug)]
-pub struct Tap {
+pub(super) struct Tap {
     file: File,
     packet: Vec<u8>,
     /// Bytes of the packet that waits for the guest, if one does.
     len: Option<usize>,
 }
 
-impl Tap {
-    /// Opens an existing tap device, for [`Tap::new`] in this process or another.
-    ///
-    /// # Errors
-    /// See [`OpenTapError`].
-    pub fn open(name: &str) -> Result<OwnedFd, OpenTapError> {
-        let owned = || name.to_owned();
-        if name.is_empty() || name.len() > MAX_NAME || name.contains(['/', '\0']) {
-            return Err(OpenTapError::Name(owned()));
-        }
-        // Attaching to a device that does not exist would make one.
-        let socket =
-            socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
-        match socket.and_then(|socket| name_to_index(socket, name)) {
-            Ok(_) => {}
-            Err(Errno::NODEV) => return Err(OpenTapError::Unknown(owned())),
-            Err(errno) => {
-                return Err(OpenTapError::Lookup { name: owned(), source: errno.into() });
-            }
-        }
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
-        let tap = options.open(TUN).map_err(OpenTapError::Tun)?;
-        let mut request = InterfaceFlags {
-            name: [0; MAX_NAME + 1],
-            flags: IFF_TAP | IFF_NO_PI | IFF_VNET_HDR,
-            rest: [0; 22],
-        };
-        request.name[..name.len()].copy_from_slice(name.as_bytes());
-        // SAFETY: TUNSETIFF takes a pointer to a `struct ifreq`, which this is.
-        let request = unsafe { Setter::<TUNSETIFF, _>::new(request) };
-        // SAFETY: the request has the type above, and changes no memory of this process.
-        let attached = unsafe { ioctl(&tap, request) };
-        attached.map_err(|errno| match errno {
-            Errno::PERM => OpenTapError::Permission(owned()),
-            Errno::BUSY => OpenTapError::Busy(owned()),
-            Errno::INVAL => OpenTapError::NotTap(owned()),
-            errno => OpenTapError::SetUp { name: owned(), source: errno.into() },
-        })?;
-        let header = i32::try_from(HEADER_LEN).unwrap_or_default();
-        // SAFETY: TUNSETVNETHDRSZ takes a pointer to an int.
-        let header = unsafe { Setter::<TUNSETVNETHDRSZ, _>::new(header) };
-        // SAFETY: the request has the type above, and changes no memory of this process.
-        let set = unsafe { ioctl(&tap, header) };
-        set.map_err(|errno| OpenTapError::SetUp { name: owned(), source: errno.into() })?;
-        Ok(tap.into())
+/// Opens an existing tap device, for the monitor.
+///
+/// # Errors
+/// See [`OpenTapError`].
+pub fn open_tap(name: &str) -> Result<OwnedFd, OpenTapError> {
+    let owned = || name.to_owned();
+    if name.is_empty() || name.len() > MAX_NAME || name.contains(['/', '\0']) {
+        return Err(OpenTapError::Name(owned()));
     }
+    // Attaching to a device that does not exist would make one.
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+    match socket.and_then(|socket| name_to_index(socket, name)) {
+        Ok(_) => {}
+        Err(Errno::NODEV) => return Err(OpenTapError::Unknown(owned())),
+        Err(errno) => {
+            return Err(OpenTapError::Lookup { name: owned(), source: errno.into() });
+        }
+    }
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
+    let tap = options.open(TUN).map_err(OpenTapError::Tun)?;
+    let mut request = InterfaceFlags {
+        name: [0; MAX_NAME + 1],
+        flags: IFF_TAP | IFF_NO_PI | IFF_VNET_HDR,
+        rest: [0; 22],
+    };
+    request.name[..name.len()].copy_from_slice(name.as_bytes());
+    // SAFETY: TUNSETIFF takes a pointer to a `struct ifreq`, which this is.
+    let request = unsafe { Setter::<TUNSETIFF, _>::new(request) };
+    // SAFETY: the request has the type above, and changes no memory of this process.
+    let attached = unsafe { ioctl(&tap, request) };
+    attached.map_err(|errno| match errno {
+        Errno::PERM => OpenTapError::Permission(owned()),
+        Errno::BUSY => OpenTapError::Busy(owned()),
+        Errno::INVAL => OpenTapError::NotTap(owned()),
+        errno => OpenTapError::SetUp { name: owned(), source: errno.into() },
+    })?;
+    let header = i32::try_from(HEADER_LEN).unwrap_or_default();
+    // SAFETY: TUNSETVNETHDRSZ takes a pointer to an int.
+    let header = unsafe { Setter::<TUNSETVNETHDRSZ, _>::new(header) };
+    // SAFETY: the request has the type above, and changes no memory of this process.
+    let set = unsafe { ioctl(&tap, header) };
+    set.map_err(|errno| OpenTapError::SetUp { name: owned(), source: errno.into() })?;
+    Ok(tap.into())
+}
 
-    /// The backend of a device that [`Tap::open`] opened.
-    #[must_use]
-    pub fn new(tap: OwnedFd) -> Self {
+impl Tap {
+    /// The backend of a device that [`open_tap`] opened.
+    pub(super) fn new(tap: OwnedFd) -> Self {
         Self { file: tap.into(), packet: Vec::new(), len: None }
     }
 }

@@ -5,7 +5,7 @@ use firn_required::TapDevice;
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 use super::super::super::testing::Guest;
-use super::super::{Net, Network, NetworkConfig};
+use super::super::{Net, Network, NetworkConfig, NetworkEnd};
 use super::*;
 
 const HOST: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
@@ -38,9 +38,9 @@ fn question() -> Vec<u8> {
 #[test]
 fn the_hosts_kernel_answers_the_guest() {
     with_tap(|| {
-        let tap = Tap::open("tap0").unwrap();
-        assert!(matches!(Tap::open("tap0"), Err(OpenTapError::Busy(_))));
-        let network = Network { backend: Some(Box::new(Tap::new(tap))), ..Network::default() };
+        let tap = open_tap("tap0").unwrap();
+        assert!(matches!(open_tap("tap0"), Err(OpenTapError::Busy(_))));
+        let network = Network { end: Some(NetworkEnd::Tap(tap)), ..Network::default() };
         let mut guest = Guest::started(Net::new(CONFIG, network).unwrap());
         for _ in 0..4 {
             guest.add(0, &[], &[2048]);
@@ -69,10 +69,10 @@ fn the_hosts_kernel_answers_the_guest() {
 fn devices_that_cannot_be_used_are_named_with_the_reason() {
     with_tap(|| {
         for name in ["", "a/b", "a-name-of-16-byt", "a\0b"] {
-            assert!(matches!(Tap::open(name), Err(OpenTapError::Name(_))), "{name:?}");
+            assert!(matches!(open_tap(name), Err(OpenTapError::Name(_))), "{name:?}");
         }
-        let error = Tap::open("tap1").unwrap_err().to_string();
+        let error = open_tap("tap1").unwrap_err().to_string();
         assert!(error.contains("ip tuntap add dev tap1 mode tap"), "{error}");
-        assert!(matches!(Tap::open("lo"), Err(OpenTapError::NotTap(_))));
+        assert!(matches!(open_tap("lo"), Err(OpenTapError::NotTap(_))));
     });
 }

@@ -7,6 +7,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::super::testing::{Guest, NEEDS_RESET, STATUS};
 use super::super::{RateLimit, RestoreDeviceError};
+use super::backend::Traffic;
 use super::*;
 
 const CONFIG: NetworkConfig = NetworkConfig { mac: [2, 0, 0, 0, 0, 7], mtu: 1500 };
@@ -44,12 +45,8 @@ impl Wire {
 
     fn limited(&self, to_guest: Option<RateLimit>, from_guest: Option<RateLimit>) -> Net {
         let limiter = |limit: Option<RateLimit>| limit.map(|l| RateLimiter::new(l).unwrap());
-        let network = Network {
-            backend: Some(Box::new(self.clone())),
-            to_guest: limiter(to_guest),
-            from_guest: limiter(from_guest),
-        };
-        Net::new(CONFIG, network).unwrap()
+        let backend = Some(Box::new(self.clone()) as _);
+        Net::with_backend(CONFIG, backend, limiter(to_guest), limiter(from_guest)).unwrap()
     }
 
     /// The frames of the guest, without their headers.
