@@ -1,7 +1,4 @@
-use std::thread;
-
-use firn_required::TapDevice;
-use rustix::thread::{UnshareFlags, unshare_unsafe};
+use firn_required::{TapDevice, in_own_network};
 
 use super::*;
 
@@ -12,15 +9,8 @@ fn read(file: &str) -> String {
 
 #[test]
 fn an_interface_gets_addresses_in_place_of_earlier_ones() {
-    let can = rustix::process::geteuid().is_root() && fs::exists("/dev/net/tun").unwrap();
-    if !firn_required::has("tun", can) {
-        return;
-    }
-    let test = || {
-        // SAFETY: the thread shares no descriptor table or memory that this concerns.
-        unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
+    in_own_network(|| {
         let _device = TapDevice::create(INTERFACE, Ipv4Addr::new(192, 0, 2, 1)).unwrap();
-        bring_up("lo").unwrap();
         let mut addresses = NetworkAddresses {
             address: Ipv4Addr::new(10, 1, 2, 3),
             prefix: 30,
@@ -55,6 +45,5 @@ fn an_interface_gets_addresses_in_place_of_earlier_ones() {
         let routes = read("ipv6_route");
         assert!(routes.contains("fd000000000000000000000000000001"), "{routes}");
         set_addresses(INTERFACE, &addresses).unwrap();
-    };
-    thread::scope(|scope| scope.spawn(test).join()).unwrap();
+    });
 }

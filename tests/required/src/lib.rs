@@ -8,11 +8,13 @@
 //! `FIRN_REQUIRE` names the parts of this host, separated by commas (`xtask/src/host.rs` sets it).
 //! A test that does not find one of those fails.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod tap;
 
 use std::os::fd::AsFd;
 
-pub use tap::TapDevice;
+pub use tap::{TapDevice, in_own_network};
 
 /// Whether a test's file is on a disk, so that its pages can leave the page cache: the part
 /// `disk`.

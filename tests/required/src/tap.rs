@@ -3,10 +3,16 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::net::Ipv4Addr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::thread;
 
 use rustix::ioctl::{IntegerSetter, Opcode, Setter, ioctl, opcode};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+/// The device by which programs reach tap devices.
+const TUN: &str = "/dev/net/tun";
 
 const TUNSETIFF: Opcode = opcode::write::<i32>(b'T', 202);
 const TUNSETPERSIST: Opcode = opcode::write::<i32>(b'T', 203);
@@ -23,6 +29,27 @@ const AF_INET: [u8; 2] = 2_u16.to_ne_bytes();
 const NAME: usize = 16;
 const REQUEST: usize = 40;
 
+/// Runs a test in a network namespace of its own with a loopback interface, where it may make tap
+/// devices: the part `tun`.
+///
+/// # Panics
+/// The test panics, or `FIRN_REQUIRE` names `tun`, and this process may not make them.
+#[track_caller]
+pub fn in_own_network(test: impl FnOnce() + Send) {
+    let can = rustix::process::geteuid().is_root() && Path::new(TUN).exists();
+    if !crate::has("tun", can) {
+        return;
+    }
+    let test = || {
+        // SAFETY: the namespace is of this thread alone, and no descriptor changes.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
+        set::<SIOCSIFFLAGS>(&socket().unwrap(), request("lo", &IFF_UP_RUNNING)).unwrap();
+        test();
+    };
+    thread::scope(|scope| scope.spawn(test).join())
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+}
+
 /// A tap device in the network namespace of the calling thread, with the address
 /// `address`/24, up. Nothing else uses it, so that a microVM can. Dropped, it is removed.
 #[derive(Debug)]
@@ -38,8 +65,7 @@ impl TapDevice {
     pub fn create(name: &str, address: Ipv4Addr) -> io::Result<Self> {
         persist(name, true)?;
         let device = Self { name: name.to_owned() };
-        let socket =
-            socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        let socket = socket()?;
         let inet = |address: Ipv4Addr| {
             let [a, b, c, d] = address.octets();
             let [low, high] = AF_INET;
@@ -59,9 +85,13 @@ impl Drop for TapDevice {
     }
 }
 
+fn socket() -> io::Result<OwnedFd> {
+    Ok(socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
+}
+
 /// Keeps a device without a program that uses it, or does not.
 fn persist(name: &str, keep: bool) -> io::Result<()> {
-    let tun: File = OpenOptions::new().read(true).write(true).open("/dev/net/tun")?;
+    let tun: File = OpenOptions::new().read(true).write(true).open(TUN)?;
     set::<TUNSETIFF>(&tun, request(name, &IFF_TAP_WITHOUT_INFO_WITH_HEADER))?;
     // SAFETY: TUNSETPERSIST takes a number.
     let persist = unsafe { IntegerSetter::<TUNSETPERSIST>::new_usize(keep.into()) };

@@ -4,21 +4,14 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::thread;
 
-use firn_required::TapDevice;
+use firn_required::{TapDevice, in_own_network};
 use firn_tests::{World, workshop, workshop_folder};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 use serde_json::json;
 
 /// Runs a test in a network namespace of its own, where a server echoes on each address
 /// `10.9.N.1` of a tap device `tapN`.
 fn with_taps(count: u8, test: impl FnOnce(u16) + Send) {
-    let can = rustix::process::geteuid().is_root() && std::fs::exists("/dev/net/tun").unwrap();
-    if !firn_required::has("tun", can) {
-        return;
-    }
-    let test = || {
-        // SAFETY: the thread shares no descriptor table or memory that this concerns.
-        unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
+    in_own_network(|| {
         let address = |number| Ipv4Addr::new(10, 9, number, 1);
         let device = |number| TapDevice::create(&format!("tap{number}"), address(number)).unwrap();
         let _devices: Vec<TapDevice> = (0..count).map(device).collect();
@@ -31,8 +24,7 @@ fn with_taps(count: u8, test: impl FnOnce(u16) + Send) {
             }
         });
         test(port);
-    };
-    thread::scope(|scope| scope.spawn(test).join()).unwrap();
+    });
 }
 
 fn echo(mut connection: TcpStream) {

@@ -1,8 +1,6 @@
 use std::net::Ipv4Addr;
-use std::thread;
 
-use firn_required::TapDevice;
-use rustix::thread::{UnshareFlags, unshare_unsafe};
+use firn_required::{TapDevice, in_own_network};
 
 use super::super::super::testing::Guest;
 use super::super::{Net, Network, NetworkConfig, NetworkEnd};
@@ -14,17 +12,10 @@ const CONFIG: NetworkConfig = NetworkConfig { mac: [2, 0, 0, 0, 0, 7], mtu: 1500
 
 /// Runs a test in a network namespace of its own, with the tap device `tap0`.
 fn with_tap(test: impl FnOnce() + Send) {
-    let can = rustix::process::geteuid().is_root() && std::path::Path::new(TUN).exists();
-    if !firn_required::has("tun", can) {
-        return;
-    }
-    let test = || {
-        // SAFETY: the thread shares no descriptor table or memory that this concerns.
-        unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
+    in_own_network(|| {
         let _device = TapDevice::create("tap0", HOST).unwrap();
         test();
-    };
-    thread::scope(|scope| scope.spawn(test).join()).unwrap();
+    });
 }
 
 /// "Which address has the host?", of ARP, from the guest.
