@@ -91,6 +91,7 @@ impl World {
                 memory: 1 << 40,
                 monitors: 9,
                 jail: Default::default(),
+                network: None,
                 one_cpu: None,
                 measured: true,
                 queue: 9,
@@ -362,6 +363,7 @@ async fn requests_that_lambda_refuses_are_refused() {
             "FIRN_PLANNER",
         ),
         (json!({ "Environment": { "Variables": { "FIRN_IMAGE": "../x" } } }), value, "FIRN_IMAGE"),
+        (json!({ "Environment": { "Variables": { "FIRN_NETWORK": "x" } } }), value, "FIRN_NETWORK"),
         (
             json!({ "Environment": { "Variables": { "FIRN_RESTORE_HOOK": "yes" } } }),
             value,

@@ -10,11 +10,6 @@ use firn_run::{Descriptors, NetworkAddresses, NetworkSpec};
 use firn_vmm::{NetworkConfig, RateLimit};
 use thiserror::Error;
 
-/// The address of a guest's interface that gets no other. Clones share it: it is that of the
-/// snapshot.
-const MAC: [u8; 6] = [0x02, 0x66, 0x69, 0x72, 0x6e, 0x02];
-/// Bytes of the largest packet, as on Ethernet.
-const MTU: u16 = 1500;
 /// The smallest of IPv4 (RFC 791), which Linux's driver requires.
 const LEAST_MTU: u16 = 68;
 
@@ -187,7 +182,8 @@ impl NetArg {
     /// The device of a guest that boots.
     pub(crate) fn device(&self) -> Option<NetworkConfig> {
         let Self::Some(network) = self else { return None };
-        Some(NetworkConfig { mac: network.mac.unwrap_or(MAC), mtu: network.mtu.unwrap_or(MTU) })
+        let NetworkConfig { mac, mtu } = NetworkConfig::default();
+        Some(NetworkConfig { mac: network.mac.unwrap_or(mac), mtu: network.mtu.unwrap_or(mtu) })
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::json;
 
 /// Runs a test in a network namespace of its own, where a server echoes on each address
 /// `10.9.N.1` of a tap device `tapN`.
-fn with_taps(count: u8, test: impl FnOnce(u16) + Send) {
+pub(crate) fn with_taps(count: u8, test: impl FnOnce(u16) + Send) {
     in_own_network(|| {
         let address = |number| Ipv4Addr::new(10, 9, number, 1);
         let device = |number| TapDevice::create(&format!("tap{number}"), address(number)).unwrap();

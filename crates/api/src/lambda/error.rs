@@ -486,6 +486,7 @@ impl From<ConfigurationError> for ApiError {
                  actual size is {size} bytes."
             )),
             ConfigurationError::Image(_)
+            | ConfigurationError::Network(_)
             | ConfigurationError::RestoreHook(_)
             | ConfigurationError::SnapStart(_)
             | ConfigurationError::PlannerRefused { .. }

@@ -12,6 +12,7 @@ use tracing_subscriber::EnvFilter;
 use firn_api::{Credentials, Limits, Listen, ServeOptions};
 use firn_control::{BootFiles, ControlOptions, ImageFiles, Quotas, Tenants};
 use firn_memory::planners::parse;
+use firn_net::Policy;
 use firn_run::jail::JailMode;
 use firn_run::{FunctionSettings, ImageName, require_linux};
 
@@ -99,6 +100,13 @@ pub(crate) struct ServeArgs {
     /// [default: no limit]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
     cpu_limit: Option<u32>,
+    /// The network of functions without FIRN_NETWORK=none: sockets of this host, or none
+    #[arg(long, value_enum, default_value_t = FunctionNetwork::Proxy)]
+    network: FunctionNetwork,
+    /// What functions reach: allow:NETWORK[:PORT] or deny:NETWORK[:PORT]; the first rule that
+    /// matches decides, and without one a function reaches what is globally reachable
+    #[arg(long, value_name = "RULE")]
+    egress: Vec<String>,
     /// Whether monitors are jailed: as far as this host can, by all walls or not at all, or never:
     /// auto, require or off [default: require for root, auto for other users]
     #[arg(long, value_name = "MODE")]
@@ -191,6 +199,14 @@ enum Reservation {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum FunctionNetwork {
+    /// None
+    None,
+    /// TCP and UDP by sockets of this host, and its DNS
+    Proxy,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Idle {
     /// Nothing: its vCPUs are paused between two requests, as on AWS Lambda
     Pause,
@@ -230,6 +246,12 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
                 / 8
                 * 7
         }
+    };
+    let policy = Policy::parse(arguments.egress.iter().map(String::as_str))?;
+    let network = match arguments.network {
+        FunctionNetwork::Proxy => Some(policy),
+        FunctionNetwork::None if arguments.egress.is_empty() => None,
+        FunctionNetwork::None => anyhow::bail!("--egress needs --network proxy"),
     };
     let credentials = arguments.credentials.as_deref().map(Credentials::read).transpose()?;
     let tenants = Tenants {
@@ -288,6 +310,7 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
             memory,
             monitors: arguments.monitors,
             jail: arguments.jail.unwrap_or_else(JailMode::of_daemon),
+            network,
             one_cpu: arguments.cpu_limit,
             measured: arguments.booking == Reservation::Measured,
             queue: arguments.queue,

@@ -21,6 +21,9 @@ pub(crate) const MAX_LAYERS: usize = 5;
 /// The environment variable of a function's configuration that names its planner.
 pub(crate) const PLANNER_VARIABLE: &str = "FIRN_PLANNER";
 
+/// The environment variable of a function's configuration that takes its network away: `none`.
+pub(crate) const NETWORK_VARIABLE: &str = "FIRN_NETWORK";
+
 /// The environment variable of a function's configuration that declares a restore hook.
 pub(crate) const RESTORE_HOOK_VARIABLE: &str = "FIRN_RESTORE_HOOK";
 
@@ -130,6 +133,9 @@ pub enum ConfigurationError {
          unset, if it does not"
     )]
     RestoreHook(String),
+    /// The function asks for a network that there is not.
+    #[error("{NETWORK_VARIABLE} {0:?} is neither none nor unset, for the daemon's network")]
+    Network(String),
     /// Functions of the runtime have no hooks that replace their random state in each clone. The
     /// text is AWS Lambda's.
     #[error("{0} is not supported for SnapStart enabled functions.")]
@@ -291,6 +297,9 @@ fn check_environment(variables: &BTreeMap<String, String>) -> Result<(), Configu
     }
     if let Some(hook) = variables.get(RESTORE_HOOK_VARIABLE).filter(|hook| *hook != "true") {
         return Err(ConfigurationError::RestoreHook(hook.clone()));
+    }
+    if let Some(network) = variables.get(NETWORK_VARIABLE).filter(|network| *network != "none") {
+        return Err(ConfigurationError::Network(network.clone()));
     }
     if let Some(planner) = variables.get(PLANNER_VARIABLE) {
         planners::parse(planner).map_err(ConfigurationError::Planner)?;

@@ -16,7 +16,9 @@ pub use attachments::{Cors, Destination, EventSettings, FunctionUrl, Permission}
 pub use code::{CodeError, MAX_UNPACKED, MAX_ZIP};
 pub(crate) use code::{CodeStore, is_code_file};
 pub use configuration::{ConfigurationChange, ConfigurationError, Field, MAX_ENVIRONMENT};
-pub(crate) use configuration::{MAX_LAYERS, PLANNER_VARIABLE, RESTORE_HOOK_VARIABLE, new_latest};
+pub(crate) use configuration::{
+    MAX_LAYERS, NETWORK_VARIABLE, PLANNER_VARIABLE, RESTORE_HOOK_VARIABLE, new_latest,
+};
 pub(crate) use images::Images;
 pub use images::{ImageError, ImageFiles};
 pub(crate) use layers::Layer;

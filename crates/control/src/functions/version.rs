@@ -222,6 +222,9 @@ pub(crate) struct VersionSnapshot {
     /// that the version runs on now.
     #[serde(default)]
     pub(crate) root: Option<PathBuf>,
+    /// Whether the guest has a network device. It had none under earlier daemons.
+    #[serde(default)]
+    pub(crate) network: bool,
 }
 
 /// The name of a version's snapshot.

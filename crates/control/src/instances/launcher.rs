@@ -6,16 +6,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use firn_base::{ErrorChain, PAGE_SIZE, now_ns};
+use firn_net::Policy;
 use firn_pool::RemoveError;
 use firn_run::jail::Jail;
 use firn_run::monitor::Monitor;
 use firn_run::{
-    BootSpec, Descriptors, Failed, FreezeInstanceError, HostSpec, Instances, Making, OpenedFile,
-    Origin, OwnedInstance, PoolManagerError, ReadyUse, ReplaySpec, RoleCredentials, ScratchSpec,
-    Sockets, SourceSpec, StartReport, StartSpec, ThawSpec,
+    BootSpec, Descriptors, Failed, FreezeInstanceError, HostSpec, Instances, Making, NetworkSpec,
+    OpenedFile, Origin, OwnedInstance, PoolManagerError, ReadyUse, ReplaySpec, RoleCredentials,
+    ScratchSpec, Sockets, SourceSpec, StartReport, StartSpec, ThawSpec,
 };
 use firn_snapshot::{Destination, KeyError, Verify};
-use firn_vmm::Shape;
+use firn_vmm::{NetworkConfig, Shape};
 use tokio::time::timeout;
 
 use super::cpu::Cpus;
@@ -28,8 +29,8 @@ use super::snapshot_keys::SnapshotKeys;
 use super::standby::{Prepare, Standbys, ThawKey};
 use crate::blocking::{TaskFailed, blocking};
 use crate::functions::{
-    ImageError, Images, PLANNER_VARIABLE, Roles, SnapshotPlace, Version, VersionSnapshot,
-    snapshot_name,
+    ImageError, Images, NETWORK_VARIABLE, PLANNER_VARIABLE, Roles, SnapshotPlace, Version,
+    VersionSnapshot, snapshot_name,
 };
 
 /// Memory of a guest besides the function's memory, for its kernel and the agent, MiB.
@@ -80,11 +81,22 @@ pub(crate) struct Launcher {
     pub(crate) standbys: Standbys,
     pub(crate) processes: Arc<Processes>,
     pub(crate) scratch: Scratch,
+    /// What guests reach by their network; `None` for guests without one.
+    pub(crate) network: Option<Policy>,
     /// How monitors are jailed.
     pub(crate) jail: Jail,
     /// The limits of CPU time, if there are any.
     pub(crate) cpus: Option<Cpus>,
     pub(crate) ready: ReadyClones<ThawKey, Microvm>,
+}
+
+/// What a microVM gets of its host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Resources {
+    /// The most bytes that its guest writes to its disk.
+    pub(crate) disk: u64,
+    /// Whether its guest has a network device.
+    pub(crate) network: bool,
 }
 
 /// A thawed microVM.
@@ -235,6 +247,7 @@ impl Launcher {
         let root = self.root(version)?;
         let memory = u64::from(guest_mib(version)) << 20;
         let (disk_size, limit) = (version.disk(), self.scratch.disk(version));
+        let network = self.has_network(version);
         let launcher = Arc::clone(self);
         blocking(move || {
             let monitor = launcher.spawn()?;
@@ -242,7 +255,7 @@ impl Launcher {
             let mut descriptors = Descriptors::default();
             let mut open = |path| OpenedFile::open(path, &mut descriptors);
             let boot = BootSpec {
-                network: None,
+                network: network.then(NetworkConfig::default),
                 kernel: open(&files.kernel)?,
                 initramfs: open(&files.initramfs)?,
                 root: open(&root)?,
@@ -257,7 +270,7 @@ impl Launcher {
             let microvm = launcher.send(
                 monitor,
                 Origin::Boot(Box::new(boot)),
-                limit,
+                Resources { disk: limit, network },
                 descriptors,
                 request,
             )?;
@@ -274,10 +287,10 @@ impl Launcher {
         snapshot: &VersionSnapshot,
     ) -> Result<Thawed, LaunchError> {
         let received_ns = now_ns();
-        let VersionSnapshot { place, planner, root, .. } = snapshot.clone();
+        let VersionSnapshot { place, planner, root, network, .. } = snapshot.clone();
         let root = root.map_or_else(|| self.root(version), Ok)?;
         let (owner, disk) = (version.owner.clone(), self.scratch.disk(version));
-        let key = ThawKey { place, owner, planner, root, disk };
+        let key = ThawKey { place, owner, planner, root, disk, network };
         let (launcher, version) = (Arc::clone(self), version.clone());
         blocking(move || {
             let credentials = launcher.credentials(&version);
@@ -323,7 +336,8 @@ impl Launcher {
         let client_since = key.client_since();
         let mut descriptors = Descriptors::default();
         let thaw = self.thaw_spec(key, monitor.has_manager(), &mut descriptors)?;
-        let microvm = self.send(monitor, Origin::Thaw(thaw), key.disk, descriptors, request)?;
+        let microvm =
+            self.send(monitor, Origin::Thaw(thaw), key.resources(), descriptors, request)?;
         let (microvm, report) = self.wait(microvm)?;
         Ok((Microvm { client_since, ..microvm }, report))
     }
@@ -403,11 +417,12 @@ impl Launcher {
         let (launcher, place) = (Arc::clone(self), place.clone());
         let root = self.root(version).map_err(|error| PlanError::None(error.into()))?;
         let (owner, disk) = (version.owner.clone(), self.scratch.disk(version));
+        let network = self.has_network(version);
         let named = version.named_planner().map(ToOwned::to_owned);
         let planning = move || {
             let plan = |planner: String| {
                 let (place, owner, root) = (place.clone(), owner.clone(), root.clone());
-                let key = ThawKey { place, owner, planner, root, disk };
+                let key = ThawKey { place, owner, planner, root, disk, network };
                 launcher.plan(&key).map(|_| (key.planner, key.root))
             };
             if let Some(planner) = named {
@@ -506,16 +521,21 @@ impl Launcher {
         Ok(pool.socket()?)
     }
 
-    /// Sends a start request to a monitor, whose guest writes at most `disk` bytes to its disk.
+    /// Whether the guests of a version have a network device.
+    pub(crate) fn has_network(&self, version: &Version) -> bool {
+        self.network.is_some() && !version.environment.contains_key(NETWORK_VARIABLE)
+    }
+
+    /// Sends a start request to a monitor.
     fn send(
         &self,
         monitor: Monitor,
         origin: Origin,
-        disk: u64,
+        resources: Resources,
         mut descriptors: Descriptors,
         request: StartRequest,
     ) -> Result<Microvm, firn_run::StartError> {
-        let (instance, spec) = self.named(origin, disk, &mut descriptors)?;
+        let (instance, spec) = self.named(origin, resources, &mut descriptors)?;
         let StartRequest { received_ns, credentials } = request;
         let spec = StartSpec { request_ns: Some(received_ns), credentials, ..spec };
         let mut microvm = self.microvm(monitor, instance)?;
@@ -538,14 +558,17 @@ impl Launcher {
     fn named(
         &self,
         origin: Origin,
-        disk: u64,
+        Resources { disk, network }: Resources,
         descriptors: &mut Descriptors,
     ) -> Result<(OwnedInstance, StartSpec), firn_run::StartError> {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let instance = self.instances.claim(&format!("serve-{}-{number}", std::process::id()))?;
         let scratch = Some(ScratchSpec::create(self.scratch.path(), disk, descriptors)?);
         let sockets = Some(Sockets { scratch, ..Sockets::bind(&instance, descriptors)? });
-        let host = HostSpec { software_kvm: self.software_kvm, sockets, ..HostSpec::default() };
+        let policy = self.network.clone().filter(|_| network);
+        let network = policy.map(|policy| NetworkSpec::proxy(policy, descriptors)).transpose()?;
+        let software_kvm = self.software_kvm;
+        let host = HostSpec { software_kvm, sockets, network, ..HostSpec::default() };
         Ok((instance, StartSpec::new(origin, host, self.start_limit)))
     }
 
@@ -577,7 +600,7 @@ impl Make<ThawKey, Microvm> for Launcher {
             LaunchError::Start(error) => error,
             error => firn_run::StartError::Open(ErrorChain::of(&error)),
         })?;
-        let (instance, spec) = self.named(Origin::Thaw(thaw), key.disk, &mut descriptors)?;
+        let (instance, spec) = self.named(Origin::Thaw(thaw), key.resources(), &mut descriptors)?;
         let mut clone = self.microvm(Prepare::spawn(self)?, instance)?;
         clone.monitor.make_ready(spec, &descriptors)?;
         let making = clone.monitor.wait_made_ready(self.start_limit)?;

@@ -10,6 +10,7 @@ use firn_run::monitor::Monitor;
 use firn_vmm::Shape;
 use parking_lot::Mutex;
 
+use super::launcher::Resources;
 use crate::functions::SnapshotPlace;
 
 /// The standby monitors.
@@ -52,9 +53,16 @@ pub(crate) struct ThawKey {
     pub(crate) root: PathBuf,
     /// Limit of what the guest writes to its disk, bytes.
     pub(crate) disk: u64,
+    /// Whether the guest has a network device.
+    pub(crate) network: bool,
 }
 
 impl ThawKey {
+    /// What a microVM that is thawed by this gets of its host.
+    pub(super) fn resources(&self) -> Resources {
+        Resources { disk: self.disk, network: self.network }
+    }
+
     /// Now, if a microVM that is thawed by this becomes a client of the pool.
     pub(super) fn client_since(&self) -> Option<Instant> {
         matches!(self.place, SnapshotPlace::Pool(_)).then(Instant::now)

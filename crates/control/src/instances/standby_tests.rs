@@ -43,7 +43,7 @@ impl Prepare for Unlocked<'_> {
 fn key(planner: &str) -> ThawKey {
     let place = SnapshotPlace::Directory("a".to_owned());
     let planner = planner.to_owned();
-    ThawKey { place, owner: None, planner, root: "/root".into(), disk: 1 << 20 }
+    ThawKey { place, owner: None, planner, root: "/root".into(), disk: 1 << 20, network: false }
 }
 
 #[test]

@@ -29,6 +29,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use firn_base::format_bytes;
+use firn_net::Policy;
 use firn_run::cgroup::CgroupError;
 use firn_run::jail::{Jail, JailMode};
 use firn_run::{Instances, PoolManagerError};
@@ -104,6 +105,9 @@ pub struct ControlOptions {
     pub monitors: usize,
     /// Whether monitors are jailed.
     pub jail: JailMode,
+    /// What functions reach by their network, those with `FIRN_NETWORK=none` excepted; `None` for
+    /// functions without one.
+    pub network: Option<Policy>,
     /// Memory of a function that gets one CPU, MiB; others get CPU time in proportion. `None` does
     /// not limit CPU time.
     pub one_cpu: Option<u32>,
@@ -253,6 +257,7 @@ impl Control {
             standbys: Standbys::new(options.standby),
             processes: Arc::default(),
             scratch,
+            network: options.network.clone(),
             jail: Jail::new(options.jail),
             cpus: options.one_cpu.map(Cpus::open).transpose()?,
             ready: ReadyClones::new(options.ready),

@@ -162,7 +162,9 @@ impl Control {
             let chosen = self.fleet.launcher.choose_planner(version, &place).await;
             let error = match chosen {
                 Ok((planner, root)) => {
-                    return Ok(VersionSnapshot { place, bytes, planner, root: Some(root) });
+                    let network = self.fleet.launcher.has_network(version);
+                    let root = Some(root);
+                    return Ok(VersionSnapshot { place, bytes, planner, root, network });
                 }
                 // The next daemon freezes it.
                 Err(error) if self.fleet.is_closed() => return Err(error.into()),

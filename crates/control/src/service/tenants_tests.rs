@@ -193,7 +193,7 @@ async fn frozen_snapshots_count_with_what_they_take_in_their_place() {
     }
     let freeze = |latest: &Version, place| {
         let (planner, bytes) = ("firecracker".to_owned(), 50 * MIB);
-        let snapshot = Some(VersionSnapshot { place, bytes, planner, root: None });
+        let snapshot = Some(VersionSnapshot { place, bytes, planner, root: None, network: false });
         let version = Version { version: "1".to_owned(), snapshot, ..latest.clone() };
         let stored = service.store.change(|change| {
             change.put_version(&version.function, 1, &version)?;
@@ -295,7 +295,14 @@ async fn a_snapshot_is_thawed_with_the_key_of_its_owner() {
     let thaw = |owner: Option<String>| {
         let place = SnapshotPlace::Directory("s".to_owned());
         let root = folder.path().join("root");
-        let key = ThawKey { place, owner, planner: "firecracker".to_owned(), root, disk: 0 };
+        let key = ThawKey {
+            place,
+            owner,
+            planner: "firecracker".to_owned(),
+            root,
+            disk: 0,
+            network: false,
+        };
         launcher.thaw_spec(&key, false, &mut Descriptors::default())
     };
     assert!(matches!(thaw(version.owner.clone()), Err(LaunchError::Key(_))));

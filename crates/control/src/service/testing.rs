@@ -39,6 +39,7 @@ pub(crate) fn options(folder: &Path) -> ControlOptions {
         memory: 1 << 40,
         monitors: 9,
         jail: Default::default(),
+        network: None,
         one_cpu: None,
         measured: true,
         queue: 9,

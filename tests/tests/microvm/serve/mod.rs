@@ -5,6 +5,7 @@ mod cpu;
 mod crashes;
 mod disks;
 mod idle;
+mod network;
 mod pool;
 mod refusals;
 mod runtimes;

@@ -33,6 +33,7 @@ fn fleet(folder: &std::path::Path) -> Arc<Fleet> {
         standbys: Standbys::new(0),
         processes: Arc::default(),
         scratch: Scratch::open(folder.join("scratch"), &none(), u64::MAX, None).unwrap(),
+        network: None,
         jail: Default::default(),
         cpus: None,
         ready: ReadyClones::new(0),

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use firn_base::num::u64_of;
 use firn_memory::GuestView;
+use firn_net::GuestNetwork;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::time::Timespec;
 use serde::{Deserialize, Serialize};
@@ -62,6 +63,14 @@ pub struct NetworkConfig {
     pub mac: [u8; 6],
     /// The largest packet that the guest sends and receives, bytes.
     pub mtu: u16,
+}
+
+impl Default for NetworkConfig {
+    /// The device of the user-mode network ([`GuestNetwork`]), which all clones can share.
+    fn default() -> Self {
+        let GuestNetwork { mac, mtu, .. } = GuestNetwork::default();
+        Self { mac, mtu }
+    }
 }
 
 /// The host's side of a network.
