@@ -167,3 +167,7 @@ impl Queue {
         Ok(written)
     }
 }
+
+#[cfg(test)]
+#[path = "buffer_tests.rs"]
+mod tests;

@@ -152,3 +152,7 @@ pub fn host_resolvers(path: &Path) -> io::Result<Vec<SocketAddr>> {
     });
     Ok(servers.map(|address| SocketAddr::new(address, DNS_PORT)).collect())
 }
+
+#[cfg(test)]
+#[path = "broker_tests.rs"]
+mod tests;

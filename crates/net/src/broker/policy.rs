@@ -166,3 +166,7 @@ fn parse_network(text: &str) -> Option<IpCidr> {
     let prefix = prefix.unwrap_or(bits);
     (prefix <= bits).then(|| IpCidr::new(address.into(), prefix))
 }
+
+#[cfg(test)]
+#[path = "policy_tests.rs"]
+mod tests;

@@ -217,7 +217,7 @@ fn drive(mut proxy: Proxy, mut tap: File, orders: &Receiver<Order>, mut wake: Fi
             let Some((header, frame)) = proxy.receive(65_550) else { break };
             let header = encode(header);
             let slices = [std::io::IoSlice::new(&header), std::io::IoSlice::new(frame)];
-            tap.write_vectored(&slices).unwrap();
+            assert_eq!(tap.write_vectored(&slices).unwrap(), VNET_HEADER + frame.len());
         }
         if proxy.has_frames() {
             continue;
