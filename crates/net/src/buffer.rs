@@ -60,7 +60,7 @@ impl Pool {
     }
 }
 
-/// A queue of bytes. Whoever drops one with bytes in it gives them back with [`Queue::clear`].
+/// A queue of bytes. [`Queue::clear`] gives its chunks back before it is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     chunks: VecDeque<Chunk>,

@@ -298,7 +298,7 @@ impl Proxy {
             self.reset_unknown(&key, syn);
             return;
         };
-        // A clock of 4 microseconds, and an offset that nobody outside can know.
+        // A clock of 4 microseconds, and an offset that cannot be known outside.
         let ticks = now.duration_since(self.started).as_micros() / 4;
         let mixed = u128::from(self.secret.hash_one(key)).wrapping_add(ticks);
         let first = Seq(u32::try_from(mixed & 0xffff_ffff).unwrap_or_default());

@@ -61,7 +61,7 @@ pub enum ParseRuleError {
     InvalidPort(String),
 }
 
-/// What the policy says about a destination, from the rules alone.
+/// What the rules alone decide about a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Allowed,

@@ -57,7 +57,7 @@ fn every_connection_of_before_is_reset() {
 }
 
 #[test]
-fn connections_in_the_middle_of_data_are_reset() {
+fn connections_with_data_on_the_way_are_reset() {
     if !is_possible() {
         return;
     }
