@@ -338,3 +338,7 @@ impl ToGuest {
         self.queue.len().saturating_sub(self.in_flight())
     }
 }
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;
