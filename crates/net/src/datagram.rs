@@ -29,6 +29,8 @@ const RESOLVER_PATIENCE: Duration = Duration::from_millis(1500);
 /// Datagrams of a flow, and their bytes, that wait for the socket.
 const MAX_WAITING: usize = 8;
 const MAX_WAITING_BYTES: usize = 16 << 10;
+/// The same for all flows.
+const ALL_WAITING_BYTES: usize = 1 << 20;
 
 /// A flow of datagrams.
 #[derive(Debug)]
@@ -114,9 +116,9 @@ impl DatagramFlow {
     }
 
     /// The broker's socket: what waits is sent.
-    pub(crate) fn set_socket(&mut self, socket: OwnedFd) -> Sent {
+    pub(crate) fn set_socket(&mut self, socket: OwnedFd, shared: &mut Shared) -> Sent {
         self.socket = Some(socket);
-        let waiting = std::mem::take(&mut self.waiting);
+        let waiting = self.take_waiting(shared);
         let mut result = Sent::Done;
         for datagram in &waiting {
             if let failed @ Sent::Failed(_) = self.send_now(datagram) {
@@ -124,6 +126,17 @@ impl DatagramFlow {
             }
         }
         result
+    }
+
+    fn take_waiting(&mut self, shared: &mut Shared) -> VecDeque<Vec<u8>> {
+        shared.waiting -= self.waiting.iter().map(Vec::len).sum::<usize>();
+        std::mem::take(&mut self.waiting)
+    }
+
+    /// Ends the flow, and gives back what it holds.
+    pub(crate) fn close(&mut self, shared: &mut Shared) {
+        self.take_waiting(shared);
+        self.socket = None;
     }
 
     /// A datagram of the guest.
@@ -157,8 +170,11 @@ impl DatagramFlow {
     }
 
     fn queue(&mut self, datagram: &[u8], shared: &mut Shared) {
-        let bytes: usize = self.waiting.iter().map(Vec::len).sum();
-        if self.waiting.len() < MAX_WAITING && bytes + datagram.len() <= MAX_WAITING_BYTES {
+        let own = self.waiting.iter().map(Vec::len).sum::<usize>() + datagram.len();
+        let all = shared.waiting + datagram.len();
+        let has_room = own <= MAX_WAITING_BYTES && all <= ALL_WAITING_BYTES;
+        if self.waiting.len() < MAX_WAITING && has_room {
+            shared.waiting = all;
             self.waiting.push_back(datagram.to_vec());
         } else {
             shared.counters.dropped_full += 1;

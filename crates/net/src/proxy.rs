@@ -30,8 +30,9 @@ use crate::tcp::{Shared, TcpFlow, ack_repr};
 
 /// The most flows of a microVM.
 const MAX_FLOWS: usize = 16_384;
-/// Answers that are not of a flow and wait for the guest's buffers.
+/// Answers that are not of a flow and wait for the guest's buffers, and their bytes.
 const MAX_ANSWERS: usize = 256;
+const MAX_ANSWER_BYTES: usize = 256 << 10;
 /// The smallest buffer of the guest that is used: it holds every segment without data.
 const MIN_ROOM: usize = 128;
 /// Events that are handled at once, and how often.
@@ -53,6 +54,7 @@ pub struct Proxy {
     /// Connections of before a thaw, which are reset first.
     resets: VecDeque<SavedFlow>,
     answers: VecDeque<(FrameHeader, Vec<u8>)>,
+    answer_bytes: usize,
     frame: Frame,
     /// For the sequence numbers of new connections (RFC 6528).
     secret: RandomState,
@@ -79,6 +81,7 @@ impl Proxy {
             link: Link { network, offloads: Offloads::default() },
             pool: Default::default(),
             promised: 0,
+            waiting: 0,
             resolver: 0,
             counters: Counters::default(),
         };
@@ -89,6 +92,7 @@ impl Proxy {
             epoll,
             resets: VecDeque::new(),
             answers: VecDeque::new(),
+            answer_bytes: 0,
             frame: Frame::default(),
             secret: RandomState::new(),
             started: Instant::now(),
@@ -186,6 +190,7 @@ impl Proxy {
     pub fn restore(&mut self, state: &NetworkState) {
         self.table.remove_all(&mut self.shared);
         self.answers.clear();
+        self.answer_bytes = 0;
         // A snapshot may be damaged.
         let network = self.shared.link.network;
         let is_valid = |flow: &&SavedFlow| {
@@ -204,7 +209,7 @@ impl Proxy {
         let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
         Counters {
             flows: number(self.table.len()),
-            buffered: number(buffered),
+            buffered: number(buffered + self.shared.waiting),
             buffered_peak: number(peak),
             ..self.shared.counters
         }
@@ -384,7 +389,7 @@ impl Proxy {
         match flow {
             Flow::Tcp(flow) => flow.set_socket(socket),
             Flow::Datagram(flow) => {
-                let sent = flow.set_socket(socket);
+                let sent = flow.set_socket(socket, &mut self.shared);
                 self.sent(id, sent);
             }
         }
@@ -500,8 +505,10 @@ impl Proxy {
 
     /// Queues the frame that was just made.
     fn push_answer(&mut self) {
-        if self.answers.len() < MAX_ANSWERS {
-            let (header, frame) = self.frame.parts();
+        let (header, frame) = self.frame.parts();
+        let bytes = self.answer_bytes + frame.len();
+        if self.answers.len() < MAX_ANSWERS && bytes <= MAX_ANSWER_BYTES {
+            self.answer_bytes = bytes;
             self.answers.push_back((header, frame.to_vec()));
         } else {
             self.shared.counters.dropped_full += 1;
@@ -514,6 +521,7 @@ impl Proxy {
             return true;
         }
         while let Some((header, answer)) = self.answers.pop_front() {
+            self.answer_bytes -= answer.len();
             if answer.len() <= room {
                 self.frame.copy_from(header, &answer);
                 return true;

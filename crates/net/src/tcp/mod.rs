@@ -50,6 +50,8 @@ pub(crate) struct Shared {
     pub(crate) pool: Pool,
     /// Bytes of all windows: what guests may send without asking again.
     pub(crate) promised: usize,
+    /// Bytes of datagrams that wait for their sockets.
+    pub(crate) waiting: usize,
     /// Which of the host's DNS resolvers is used: how many before it did not answer.
     pub(crate) resolver: u16,
     pub(crate) counters: Counters,

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use smoltcp::wire::TcpPacket;
 
 use super::{Shared, TcpFlow};
-use crate::buffer::FLOW_LIMIT;
+use crate::buffer::{CHUNK, FLOW_LIMIT, TOTAL_LIMIT};
 use crate::counters::Counters;
 use crate::flow::{FlowKey, FlowProtocol};
 use crate::frame::{Frame, Link};
@@ -48,6 +48,7 @@ impl Bench {
             link: Link { network: GuestNetwork::default(), offloads },
             pool: Default::default(),
             promised: 0,
+            waiting: 0,
             resolver: 0,
             counters: Counters::default(),
         };
@@ -291,6 +292,28 @@ fn a_host_that_does_not_read_closes_the_window_and_opens_it() {
     }
     assert_eq!(bench.made().unwrap().window, u16::try_from(FLOW_LIMIT / 8).unwrap());
     assert_eq!(bench.shared.pool.usage().0, 0);
+}
+
+/// What all windows promise is bounded, and each flow has one.
+#[test]
+fn windows_share_the_memory_of_a_guest() {
+    let mut bench = Bench::open();
+    let (key, now) = (bench.flow.key, bench.now);
+    let windows: Vec<usize> = (0..5000)
+        .map(|_| TcpFlow::new(key, &syn(), FIRST, now, &mut bench.shared).window())
+        .collect();
+    assert_eq!((windows[0], windows[4999]), (16 << 10, CHUNK));
+    assert!(bench.shared.promised <= TOTAL_LIMIT + 5000 * CHUNK, "{}", bench.shared.promised);
+    // A window does not grow then.
+    let data = vec![1; 16 << 10];
+    for seq in [1, 1 + data.len()] {
+        bench.guest_sends(&segment(seq, &data));
+        assert_eq!(bench.made().unwrap().window, 2048);
+        assert_eq!(bench.host.read(&mut vec![0; 32 << 10]).unwrap(), data.len());
+    }
+    bench.shared.promised = 16 << 10;
+    bench.guest_sends(&segment(1 + 2 * data.len(), &data));
+    assert_eq!(bench.made().unwrap().window, 4096);
 }
 
 #[test]

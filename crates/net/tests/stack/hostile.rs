@@ -160,14 +160,7 @@ proptest! {
                     proxy.transmit(valid, &frame);
                 }
                 Step::Udp { port, payload } => {
-                    let len = 8 + payload.len();
-                    let frame = frame(IpProtocol::Udp, len, |bytes| {
-                        let mut packet = UdpPacket::new_unchecked(bytes);
-                        packet.set_src_port(port);
-                        packet.set_dst_port(port);
-                        packet.set_len(u16::try_from(len).unwrap());
-                    });
-                    proxy.transmit(valid, &frame);
+                    proxy.transmit(valid, &udp(port, &payload));
                 }
                 Step::Receive(room) => {
                     for _ in 0..16 {
@@ -203,6 +196,32 @@ proptest! {
         proxy.poll();
         while proxy.receive(1514).is_some() {}
     }
+}
+
+fn udp(port: u16, payload: &[u8]) -> Vec<u8> {
+    let len = 8 + payload.len();
+    frame(IpProtocol::Udp, len, |bytes| {
+        let mut packet = UdpPacket::new_unchecked(bytes);
+        packet.set_src_port(port);
+        packet.set_dst_port(port);
+        packet.set_len(u16::try_from(len).unwrap());
+        packet.payload_mut().copy_from_slice(payload);
+    })
+}
+
+/// The broker is slower than the guest.
+#[test]
+fn datagrams_that_wait_for_their_sockets_are_bounded() {
+    let mut proxy = Proxy::new(GuestNetwork::default(), broker()).unwrap();
+    let valid = FrameHeader { flags: FrameHeader::NEEDS_CSUM, ..FrameHeader::default() };
+    for port in 1..4000 {
+        proxy.transmit(valid, &udp(port, &[1; 1400]));
+    }
+    let counters = proxy.counters();
+    assert!((1 << 19..=1 << 20).contains(&counters.buffered), "{counters:?}");
+    assert!(counters.dropped_full > 3000, "{counters:?}");
+    proxy.restore(&NetworkState::default());
+    assert_eq!(proxy.counters().buffered, 0);
 }
 
 /// Connections beyond the limit are refused, and the first ones stay.
