@@ -48,6 +48,11 @@ impl Pool {
         }
     }
 
+    /// Frees what no queue has.
+    pub(crate) fn trim(&mut self) {
+        self.spare = Vec::new();
+    }
+
     const fn note_peak(&mut self) {
         if self.used > self.peak {
             self.peak = self.used;

@@ -7,7 +7,6 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::io::{Errno, retry_on_intr};
-use rustix::net::sockopt::{ip_mtu, ipv6_mtu};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use smoltcp::wire::UDP_HEADER_LEN;
 
@@ -56,16 +55,8 @@ pub(crate) enum Sent {
     Done,
     /// The resolver does not answer: the flow needs another socket.
     NextResolver,
-    /// The other side, or the host, refuses it.
-    Failed(Failure),
-}
-
-/// Why a datagram, or one before it, does not arrive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Failure {
-    pub(crate) errno: Errno,
-    /// The MTU of the path, if the datagram is larger.
-    pub(crate) mtu: Option<u32>,
+    /// The other side, or the host, refuses it, or one before it.
+    Failed(Errno),
 }
 
 impl DatagramFlow {
@@ -187,12 +178,7 @@ impl DatagramFlow {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match retry_on_intr(|| send(socket, datagram, flags)) {
             Ok(_) | Err(Errno::AGAIN | Errno::NOBUFS) => Sent::Done,
-            Err(errno) => {
-                let v4 = self.key.remote.is_ipv4();
-                let mtu = if v4 { ip_mtu(socket) } else { ipv6_mtu(socket) };
-                let mtu = mtu.ok().filter(|_| errno == Errno::MSGSIZE);
-                Sent::Failed(Failure { errno, mtu })
-            }
+            Err(errno) => Sent::Failed(errno),
         }
     }
 
@@ -223,7 +209,7 @@ impl DatagramFlow {
                     self.next_resolver(now, shared);
                     return Some(Sent::NextResolver);
                 }
-                Err(errno) => return Some(Sent::Failed(Failure { errno, mtu: None })),
+                Err(errno) => return Some(Sent::Failed(errno)),
             };
             self.last_used = now;
             self.unanswered = None;

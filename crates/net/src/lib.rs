@@ -12,7 +12,7 @@
 //! sendmmsg(2), sendto(2) with an address, and setsockopt(2) except `SO_LINGER`. A proxy calls
 //! epoll_create1, epoll_ctl, epoll_pwait, timerfd_create and timerfd_settime; recvmsg on the
 //! broker's socket; sendto without an address, recvfrom, readv, writev, shutdown, getsockopt
-//! (`SO_ERROR`, `IP_MTU`) and setsockopt (`SO_LINGER`) on those that it was passed; and close. Its
+//! (`SO_ERROR`) and setsockopt (`SO_LINGER`) on those that it was passed; and close. Its
 //! descriptors are one for each flow and three more.
 //!
 //! # Bounds

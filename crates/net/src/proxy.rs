@@ -14,7 +14,7 @@ use smoltcp::wire::{IpProtocol, TcpControl, TcpRepr};
 
 use crate::broker::wire::{Request, SocketKind};
 use crate::counters::Counters;
-use crate::datagram::{DatagramFlow, Failure, Sent};
+use crate::datagram::{DatagramFlow, Sent};
 use crate::flow::{FlowKey, FlowProtocol};
 use crate::frame::{Frame, Link};
 use crate::header::{FrameHeader, Offloads};
@@ -344,10 +344,7 @@ impl Proxy {
                 let (kind, to) = flow.target();
                 self.requests.ask(Request { id, kind, to });
             }
-            Sent::Failed(Failure { mtu: Some(mtu), .. }) => {
-                self.refuse_datagram(&key, Unreachable::TooBig(mtu));
-            }
-            Sent::Failed(Failure { errno, .. }) => {
+            Sent::Failed(errno) => {
                 self.refuse_datagram(&key, Unreachable::from_errno(errno));
             }
         }

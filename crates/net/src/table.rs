@@ -117,6 +117,9 @@ impl Table {
             Flow::Tcp(flow) => flow.close(shared),
             Flow::Datagram(flow) => flow.close(shared),
         }
+        if self.entries.is_empty() {
+            shared.pool.trim();
+        }
     }
 
     pub(crate) fn remove_all(&mut self, shared: &mut Shared) {
