@@ -48,6 +48,11 @@ impl Pool {
         }
     }
 
+    /// Frees what no queue has.
+    pub(crate) fn trim(&mut self) {
+        self.spare = Vec::new();
+    }
+
     const fn note_peak(&mut self) {
         if self.used > self.peak {
             self.peak = self.used;
@@ -60,7 +65,7 @@ impl Pool {
     }
 }
 
-/// A queue of bytes. Whoever drops one with bytes in it gives them back with [`Queue::clear`].
+/// A queue of bytes. [`Queue::clear`] gives its chunks back before it is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     chunks: VecDeque<Chunk>,
@@ -167,3 +172,7 @@ impl Queue {
         Ok(written)
     }
 }
+
+#[cfg(test)]
+#[path = "buffer_tests.rs"]
+mod tests;

@@ -7,7 +7,6 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::io::{Errno, retry_on_intr};
-use rustix::net::sockopt::{ip_mtu, ipv6_mtu};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use smoltcp::wire::UDP_HEADER_LEN;
 
@@ -29,6 +28,8 @@ const RESOLVER_PATIENCE: Duration = Duration::from_millis(1500);
 /// Datagrams of a flow, and their bytes, that wait for the socket.
 const MAX_WAITING: usize = 8;
 const MAX_WAITING_BYTES: usize = 16 << 10;
+/// The same for all flows.
+const ALL_WAITING_BYTES: usize = 1 << 20;
 
 /// A flow of datagrams.
 #[derive(Debug)]
@@ -54,16 +55,8 @@ pub(crate) enum Sent {
     Done,
     /// The resolver does not answer: the flow needs another socket.
     NextResolver,
-    /// The other side, or the host, refuses it.
-    Failed(Failure),
-}
-
-/// Why a datagram, or one before it, does not arrive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Failure {
-    pub(crate) errno: Errno,
-    /// The MTU of the path, if the datagram is larger.
-    pub(crate) mtu: Option<u32>,
+    /// The other side, or the host, refuses it, or one before it.
+    Failed(Errno),
 }
 
 impl DatagramFlow {
@@ -114,9 +107,9 @@ impl DatagramFlow {
     }
 
     /// The broker's socket: what waits is sent.
-    pub(crate) fn set_socket(&mut self, socket: OwnedFd) -> Sent {
+    pub(crate) fn set_socket(&mut self, socket: OwnedFd, shared: &mut Shared) -> Sent {
         self.socket = Some(socket);
-        let waiting = std::mem::take(&mut self.waiting);
+        let waiting = self.take_waiting(shared);
         let mut result = Sent::Done;
         for datagram in &waiting {
             if let failed @ Sent::Failed(_) = self.send_now(datagram) {
@@ -124,6 +117,17 @@ impl DatagramFlow {
             }
         }
         result
+    }
+
+    fn take_waiting(&mut self, shared: &mut Shared) -> VecDeque<Vec<u8>> {
+        shared.waiting -= self.waiting.iter().map(Vec::len).sum::<usize>();
+        std::mem::take(&mut self.waiting)
+    }
+
+    /// Ends the flow, and gives back what it holds.
+    pub(crate) fn close(&mut self, shared: &mut Shared) {
+        self.take_waiting(shared);
+        self.socket = None;
     }
 
     /// A datagram of the guest.
@@ -157,8 +161,11 @@ impl DatagramFlow {
     }
 
     fn queue(&mut self, datagram: &[u8], shared: &mut Shared) {
-        let bytes: usize = self.waiting.iter().map(Vec::len).sum();
-        if self.waiting.len() < MAX_WAITING && bytes + datagram.len() <= MAX_WAITING_BYTES {
+        let own = self.waiting.iter().map(Vec::len).sum::<usize>() + datagram.len();
+        let all = shared.waiting + datagram.len();
+        let has_room = own <= MAX_WAITING_BYTES && all <= ALL_WAITING_BYTES;
+        if self.waiting.len() < MAX_WAITING && has_room {
+            shared.waiting = all;
             self.waiting.push_back(datagram.to_vec());
         } else {
             shared.counters.dropped_full += 1;
@@ -171,12 +178,7 @@ impl DatagramFlow {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match retry_on_intr(|| send(socket, datagram, flags)) {
             Ok(_) | Err(Errno::AGAIN | Errno::NOBUFS) => Sent::Done,
-            Err(errno) => {
-                let v4 = self.key.remote.is_ipv4();
-                let mtu = if v4 { ip_mtu(socket) } else { ipv6_mtu(socket) };
-                let mtu = mtu.ok().filter(|_| errno == Errno::MSGSIZE);
-                Sent::Failed(Failure { errno, mtu })
-            }
+            Err(errno) => Sent::Failed(errno),
         }
     }
 
@@ -207,7 +209,7 @@ impl DatagramFlow {
                     self.next_resolver(now, shared);
                     return Some(Sent::NextResolver);
                 }
-                Err(errno) => return Some(Sent::Failed(Failure { errno, mtu: None })),
+                Err(errno) => return Some(Sent::Failed(errno)),
             };
             self.last_used = now;
             self.unanswered = None;

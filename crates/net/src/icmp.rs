@@ -94,8 +94,6 @@ pub(crate) enum Unreachable {
     Port,
     /// By the policy.
     Prohibited,
-    /// The path's MTU in bytes.
-    TooBig(u32),
 }
 
 impl Unreachable {
@@ -116,7 +114,6 @@ impl Unreachable {
             Self::Host => ((3, 1), (1, 3)),
             Self::Port => ((3, 3), (1, 4)),
             Self::Prohibited => ((3, 13), (1, 1)),
-            Self::TooBig(_) => ((3, 4), (2, 0)),
         }
     }
 }
@@ -151,9 +148,6 @@ pub(crate) fn unreachable(
     let (kind, code) = if v4 { (type_4, code_4) } else { (type_6, code_6) };
     message[0] = kind;
     message[1] = code;
-    if let Unreachable::TooBig(mtu) = reason {
-        message[4..8].copy_from_slice(&mtu.to_be_bytes());
-    }
     original.emit(&mut message[HEADER..HEADER + ip_len], &Default::default());
     message[HEADER + ip_len..].copy_from_slice(quoted);
     match (IpAddress::from(gateway), IpAddress::from(guest)) {

@@ -5,8 +5,27 @@
 //! and makes the frames to it. It opens no socket: a [`Broker`] outside the monitor's jail does
 //! that, checks each address against a [`Policy`], and passes the connected descriptor.
 //!
+//! # What the jail must deny
+//!
+//! The policy holds for a monitor that is taken over if its jail denies what would send to another
+//! address over a socket that it has: socket(2), connect(2), bind(2), listen(2), sendmsg(2),
+//! sendmmsg(2), sendto(2) with an address, and setsockopt(2) except `SO_LINGER`. A proxy calls
+//! epoll_create1, epoll_ctl, epoll_pwait, timerfd_create and timerfd_settime; recvmsg on the
+//! broker's socket; sendto without an address, recvfrom, readv, writev, shutdown, getsockopt
+//! (`SO_ERROR`) and setsockopt (`SO_LINGER`) on those that it was passed; and close. Its
+//! descriptors are one for each flow and three more.
+//!
+//! # Bounds
+//!
+//! A guest has at most 16,384 flows. Each holds at most 256 KiB of data in each direction, and all
+//! of them 16 MiB in each direction and a page for each flow. Datagrams that wait for their socket
+//! have 1 MiB.
+//!
+//! # Clones
+//!
 //! The link ends in the proxy, so all clones of a snapshot have the same addresses
-//! ([`GuestNetwork`]).
+//! ([`GuestNetwork`]). [`Proxy::save`] keeps the sequence numbers of a frozen guest's connections,
+//! and [`Proxy::restore`] resets them in the thawed one.
 
 mod broker;
 mod buffer;

@@ -111,3 +111,7 @@ fn prefix_of(address: Ipv6Addr, prefix: u8) -> Ipv6Addr {
     let mask = u128::MAX.checked_shl(host_bits).unwrap_or(0);
     Ipv6Addr::from_bits(address.to_bits() & mask)
 }
+
+#[cfg(test)]
+#[path = "neighbour_tests.rs"]
+mod tests;

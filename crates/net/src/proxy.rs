@@ -14,7 +14,7 @@ use smoltcp::wire::{IpProtocol, TcpControl, TcpRepr};
 
 use crate::broker::wire::{Request, SocketKind};
 use crate::counters::Counters;
-use crate::datagram::{DatagramFlow, Failure, Sent};
+use crate::datagram::{DatagramFlow, Sent};
 use crate::flow::{FlowKey, FlowProtocol};
 use crate::frame::{Frame, Link};
 use crate::header::{FrameHeader, Offloads};
@@ -30,8 +30,9 @@ use crate::tcp::{Shared, TcpFlow, ack_repr};
 
 /// The most flows of a microVM.
 const MAX_FLOWS: usize = 16_384;
-/// Answers that are not of a flow and wait for the guest's buffers.
+/// Answers that are not of a flow and wait for the guest's buffers, and their bytes.
 const MAX_ANSWERS: usize = 256;
+const MAX_ANSWER_BYTES: usize = 256 << 10;
 /// The smallest buffer of the guest that is used: it holds every segment without data.
 const MIN_ROOM: usize = 128;
 /// Events that are handled at once, and how often.
@@ -53,6 +54,7 @@ pub struct Proxy {
     /// Connections of before a thaw, which are reset first.
     resets: VecDeque<SavedFlow>,
     answers: VecDeque<(FrameHeader, Vec<u8>)>,
+    answer_bytes: usize,
     frame: Frame,
     /// For the sequence numbers of new connections (RFC 6528).
     secret: RandomState,
@@ -79,6 +81,7 @@ impl Proxy {
             link: Link { network, offloads: Offloads::default() },
             pool: Default::default(),
             promised: 0,
+            waiting: 0,
             resolver: 0,
             counters: Counters::default(),
         };
@@ -89,6 +92,7 @@ impl Proxy {
             epoll,
             resets: VecDeque::new(),
             answers: VecDeque::new(),
+            answer_bytes: 0,
             frame: Frame::default(),
             secret: RandomState::new(),
             started: Instant::now(),
@@ -186,6 +190,7 @@ impl Proxy {
     pub fn restore(&mut self, state: &NetworkState) {
         self.table.remove_all(&mut self.shared);
         self.answers.clear();
+        self.answer_bytes = 0;
         // A snapshot may be damaged.
         let network = self.shared.link.network;
         let is_valid = |flow: &&SavedFlow| {
@@ -204,7 +209,7 @@ impl Proxy {
         let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
         Counters {
             flows: number(self.table.len()),
-            buffered: number(buffered),
+            buffered: number(buffered + self.shared.waiting),
             buffered_peak: number(peak),
             ..self.shared.counters
         }
@@ -298,7 +303,7 @@ impl Proxy {
             self.reset_unknown(&key, syn);
             return;
         };
-        // A clock of 4 microseconds, and an offset that nobody outside can know.
+        // A clock of 4 microseconds, and an offset that cannot be known outside.
         let ticks = now.duration_since(self.started).as_micros() / 4;
         let mixed = u128::from(self.secret.hash_one(key)).wrapping_add(ticks);
         let first = Seq(u32::try_from(mixed & 0xffff_ffff).unwrap_or_default());
@@ -339,10 +344,7 @@ impl Proxy {
                 let (kind, to) = flow.target();
                 self.requests.ask(Request { id, kind, to });
             }
-            Sent::Failed(Failure { mtu: Some(mtu), .. }) => {
-                self.refuse_datagram(&key, Unreachable::TooBig(mtu));
-            }
-            Sent::Failed(Failure { errno, .. }) => {
+            Sent::Failed(errno) => {
                 self.refuse_datagram(&key, Unreachable::from_errno(errno));
             }
         }
@@ -384,7 +386,7 @@ impl Proxy {
         match flow {
             Flow::Tcp(flow) => flow.set_socket(socket),
             Flow::Datagram(flow) => {
-                let sent = flow.set_socket(socket);
+                let sent = flow.set_socket(socket, &mut self.shared);
                 self.sent(id, sent);
             }
         }
@@ -500,8 +502,10 @@ impl Proxy {
 
     /// Queues the frame that was just made.
     fn push_answer(&mut self) {
-        if self.answers.len() < MAX_ANSWERS {
-            let (header, frame) = self.frame.parts();
+        let (header, frame) = self.frame.parts();
+        let bytes = self.answer_bytes + frame.len();
+        if self.answers.len() < MAX_ANSWERS && bytes <= MAX_ANSWER_BYTES {
+            self.answer_bytes = bytes;
             self.answers.push_back((header, frame.to_vec()));
         } else {
             self.shared.counters.dropped_full += 1;
@@ -514,6 +518,7 @@ impl Proxy {
             return true;
         }
         while let Some((header, answer)) = self.answers.pop_front() {
+            self.answer_bytes -= answer.len();
             if answer.len() <= room {
                 self.frame.copy_from(header, &answer);
                 return true;

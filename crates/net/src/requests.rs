@@ -31,9 +31,12 @@ impl Requests {
         self.broker.is_some() && self.waiting.len() < MAX_WAITING
     }
 
+    /// A request to a broker that has ended has no answer.
     pub(crate) fn ask(&mut self, request: Request) {
-        self.waiting.push_back(request);
-        self.send();
+        if self.broker.is_some() {
+            self.waiting.push_back(request);
+            self.send();
+        }
     }
 
     /// Sends what the broker has room for. An answer makes room, and so does its socket.

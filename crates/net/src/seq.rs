@@ -56,3 +56,7 @@ impl From<Seq> for TcpSeqNumber {
         Self(seq.0.cast_signed())
     }
 }
+
+#[cfg(test)]
+#[path = "seq_tests.rs"]
+mod tests;

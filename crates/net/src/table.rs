@@ -113,8 +113,12 @@ impl Table {
         if let Some(at) = entry.timer {
             self.timers.remove(&(at, id));
         }
-        if let Flow::Tcp(flow) = &mut entry.flow {
-            flow.close(shared);
+        match &mut entry.flow {
+            Flow::Tcp(flow) => flow.close(shared),
+            Flow::Datagram(flow) => flow.close(shared),
+        }
+        if self.entries.is_empty() {
+            shared.pool.trim();
         }
     }
 

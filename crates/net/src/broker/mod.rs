@@ -32,9 +32,9 @@ use wire::{Answer, Request, SocketKind};
 
 /// The port of DNS.
 const DNS_PORT: u16 = 53;
-/// Bytes of answers that the monitor has not received: about 40 answers, each with a socket, which
-/// count as the broker's until then.
-const ANSWERS: usize = 16 << 10;
+/// Bytes of answers that the monitor has not received, with the kernel's own. Each has a socket,
+/// which counts as one of the broker's user until then.
+const ANSWERS: usize = 8 << 10;
 /// The sockets that a guest may open at once, and for each second that follows.
 const BURST: u32 = 4096;
 const RATE: u32 = 2048;
@@ -72,8 +72,12 @@ impl Broker {
     fn answer_next(&mut self) -> Result<(), Errno> {
         let request = Request::receive(&self.socket)?;
         thread::sleep(self.rate.wait(Instant::now()));
-        let answer = Answer { id: request.id, socket: self.open(&request) };
-        answer.send(&self.socket)
+        let id = request.id;
+        match (Answer { id, socket: self.open(&request) }).send(&self.socket) {
+            // Other monitors of this user do not receive theirs (unix(7)).
+            Err(Errno::TOOMANYREFS) => Answer { id, socket: Err(Errno::MFILE) }.send(&self.socket),
+            sent => sent,
+        }
     }
 
     fn open(&self, request: &Request) -> Result<OwnedFd, Errno> {
@@ -152,3 +156,7 @@ pub fn host_resolvers(path: &Path) -> io::Result<Vec<SocketAddr>> {
     });
     Ok(servers.map(|address| SocketAddr::new(address, DNS_PORT)).collect())
 }
+
+#[cfg(test)]
+#[path = "broker_tests.rs"]
+mod tests;

@@ -61,7 +61,7 @@ pub enum ParseRuleError {
     InvalidPort(String),
 }
 
-/// What the policy says about a destination, from the rules alone.
+/// What the rules alone decide about a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Allowed,
@@ -166,3 +166,7 @@ fn parse_network(text: &str) -> Option<IpCidr> {
     let prefix = prefix.unwrap_or(bits);
     (prefix <= bits).then(|| IpCidr::new(address.into(), prefix))
 }
+
+#[cfg(test)]
+#[path = "policy_tests.rs"]
+mod tests;

@@ -1,9 +1,12 @@
 //! The host's own addresses, from its routing table.
 
+use std::cell::Cell;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use rustix::io::{Errno, retry_on_intr};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with,
 };
@@ -22,6 +25,9 @@ const RTN_UNICAST: u8 = 1;
 /// No route that a packet could take: blackhole, unreachable, prohibit.
 const RTN_REJECTED: std::ops::RangeInclusive<u8> = 6..=8;
 
+/// How long the kernel may take, which answers at once.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// Asks the kernel where a packet would go (rtnetlink(7)).
 ///
 /// It is asked at each connect, so the answer is as new as the host's addresses, and contains what
@@ -30,6 +36,8 @@ const RTN_REJECTED: std::ops::RangeInclusive<u8> = 6..=8;
 #[derive(Debug)]
 pub(super) struct Routes {
     socket: OwnedFd,
+    /// The number of the last question.
+    number: Cell<u32>,
 }
 
 impl Routes {
@@ -37,14 +45,15 @@ impl Routes {
         let flags = SocketFlags::CLOEXEC;
         // The protocol NETLINK_ROUTE is 0.
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
-        Ok(Self { socket })
+        set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+        Ok(Self { socket, number: Cell::new(0) })
     }
 
     /// Whether a packet to `address` stays on this host, or goes to more than one host. Without an
     /// answer it does.
     pub(super) fn is_local(&self, address: IpAddr) -> bool {
         match self.route_type(address) {
-            // Without a route the connect fails, which says more than a denial.
+            // Without a route the connect fails, with an error that names the reason.
             Ok(kind) => kind != RTN_UNICAST && !RTN_REJECTED.contains(&kind),
             Err(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ACCESS) => false,
             Err(_) => true,
@@ -52,11 +61,19 @@ impl Routes {
     }
 
     fn route_type(&self, address: IpAddr) -> Result<u8, Errno> {
-        let request = request(address);
+        let number = self.number.get().wrapping_add(1);
+        self.number.set(number);
+        let request = request(address, number);
         retry_on_intr(|| send(&self.socket, &request, SendFlags::empty()))?;
-        let mut answer = [0; 1024];
-        let (_, len) = retry_on_intr(|| recv(&self.socket, &mut answer, RecvFlags::empty()))?;
-        let answer = answer.get(..len).ok_or(Errno::PROTO)?;
+        let mut buffer = [0; 1024];
+        let answer = loop {
+            let (_, len) = retry_on_intr(|| recv(&self.socket, &mut buffer, RecvFlags::empty()))?;
+            let answer = buffer.get(..len).ok_or(Errno::PROTO)?;
+            // An earlier question may have its answer late.
+            if answer.get(8..12) == Some(&number.to_ne_bytes()) {
+                break answer;
+            }
+        };
         let kind = answer.get(4..6).and_then(|kind| kind.try_into().ok()).ok_or(Errno::PROTO)?;
         let body = answer.get(NLMSG_HEADER..).ok_or(Errno::PROTO)?;
         if u16::from_ne_bytes(kind) == RTM_NEWROUTE {
@@ -69,7 +86,7 @@ impl Routes {
 }
 
 /// `struct nlmsghdr`, `struct rtmsg` and one attribute.
-fn request(address: IpAddr) -> Vec<u8> {
+fn request(address: IpAddr, number: u32) -> Vec<u8> {
     let (family, octets) = match address {
         IpAddr::V4(address) => (AddressFamily::INET, address.octets().to_vec()),
         IpAddr::V6(address) => (AddressFamily::INET6, address.octets().to_vec()),
@@ -81,7 +98,8 @@ fn request(address: IpAddr) -> Vec<u8> {
     message.extend(len.to_ne_bytes());
     message.extend(RTM_GETROUTE.to_ne_bytes());
     message.extend(NLM_F_REQUEST.to_ne_bytes());
-    message.extend([0; 8]);
+    message.extend(number.to_ne_bytes());
+    message.extend([0; 4]);
     let [family, _] = family.as_raw().to_ne_bytes();
     message.extend([family, bytes * 8]);
     message.extend([0; RTMSG - 2]);

@@ -105,3 +105,7 @@ pub(super) fn destinations(address: IpAddr) -> (IpAddr, Option<IpAddr>) {
     });
     (address, embedded)
 }
+
+#[cfg(test)]
+#[path = "special_tests.rs"]
+mod tests;

@@ -149,3 +149,7 @@ impl Answer {
         Ok(Self { id: u64::from_ne_bytes(*id), socket })
     }
 }
+
+#[cfg(test)]
+#[path = "wire_tests.rs"]
+mod tests;

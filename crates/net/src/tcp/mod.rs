@@ -50,6 +50,8 @@ pub(crate) struct Shared {
     pub(crate) pool: Pool,
     /// Bytes of all windows: what guests may send without asking again.
     pub(crate) promised: usize,
+    /// Bytes of datagrams that wait for their sockets.
+    pub(crate) waiting: usize,
     /// Which of the host's DNS resolvers is used: how many before it did not answer.
     pub(crate) resolver: u16,
     pub(crate) counters: Counters,
@@ -132,8 +134,10 @@ pub(crate) struct TcpFlow {
     /// A segment that makes the guest answer is due.
     keepalive_due: bool,
     deadline: Option<Instant>,
-    /// Time-outs in a row.
+    /// Time-outs since the guest was last heard.
     attempts: u32,
+    /// Time-outs since the guest last took something: each doubles the next one.
+    backoff: u32,
 }
 
 impl TcpFlow {
@@ -182,6 +186,7 @@ impl TcpFlow {
             keepalive_due: false,
             deadline: Some(now + CONNECT_TIMEOUT),
             attempts: 0,
+            backoff: 0,
         }
     }
 
@@ -246,6 +251,7 @@ impl TcpFlow {
     pub(crate) fn time_out(&mut self, shared: &mut Shared) -> Result<(), Errno> {
         self.deadline = None;
         self.attempts += 1;
+        self.backoff += 1;
         match self.phase {
             Phase::Connecting => return Err(Errno::TIMEDOUT),
             Phase::Handshake | Phase::Open if self.attempts > MAX_ATTEMPTS => {
@@ -313,7 +319,7 @@ impl TcpFlow {
     }
 
     fn timeout(&self) -> Duration {
-        RTO.saturating_mul(1 << self.attempts.min(MAX_ATTEMPTS)).min(RTO_LIMIT)
+        RTO.saturating_mul(1 << self.backoff.min(MAX_ATTEMPTS)).min(RTO_LIMIT)
     }
 }
 
@@ -334,3 +340,7 @@ impl ToGuest {
         self.queue.len().saturating_sub(self.in_flight())
     }
 }
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

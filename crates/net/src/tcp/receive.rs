@@ -30,6 +30,7 @@ impl TcpFlow {
                 }
                 self.phase = Phase::Open;
                 self.attempts = 0;
+                self.backoff = 0;
                 self.deadline = None;
                 self.to_guest.unacked = self.to_guest.sent;
                 self.to_guest.next = self.to_guest.sent;
@@ -76,6 +77,9 @@ impl TcpFlow {
         self.attempts = 0;
         let window = usize::from(segment.window) << to_guest.shift;
         let acked = ack.bytes_since(to_guest.unacked);
+        if acked > 0 || window > to_guest.window {
+            self.backoff = 0;
+        }
         if acked > 0 {
             let data = acked.min(to_guest.queue.len());
             to_guest.queue.consume(data, &mut shared.pool);

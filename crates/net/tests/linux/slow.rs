@@ -73,12 +73,12 @@ fn a_guest_that_does_not_read_holds_a_bounded_amount() {
 
 #[test]
 fn many_connections_share_the_memory_of_a_guest() {
-    const COUNT: usize = 160;
+    const COUNT: usize = 320;
     if !is_possible() {
         return;
     }
     let world = World::new(Settings::default());
-    let port = serve(&world, HOST_V4, |stream| Pattern::new(4).send(&stream, 4 << 20));
+    let port = serve(&world, HOST_V4, |stream| Pattern::new(4).send(&stream, 1 << 20));
     let streams = world.guest.run(move || {
         let streams: Vec<TcpStream> =
             (0..COUNT).map(|_| TcpStream::connect((HOST_V4, port)).unwrap()).collect();
@@ -86,11 +86,12 @@ fn many_connections_share_the_memory_of_a_guest() {
         streams
     });
     let counters = world.counters();
-    assert!(counters.buffered_peak <= 32 << 20, "{counters:?}");
+    // 16 MiB in each direction, and a chunk for each flow beyond that.
+    assert!(counters.buffered_peak <= 17 << 20, "{counters:?}");
     let started = Instant::now();
     world.guest.run(move || {
         for stream in &streams {
-            Pattern::new(4).expect(stream, 4 << 20);
+            Pattern::new(4).expect(stream, 1 << 20);
         }
     });
     // A guest that had closed its windows does not wait for time-outs: that takes minutes.

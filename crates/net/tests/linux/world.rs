@@ -2,6 +2,7 @@
 //! is the guest, a Linux kernel whose only link is a tap device with a proxy behind it.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -14,6 +15,10 @@ use std::time::Duration;
 use firn_net::{Broker, Counters, FrameHeader, GuestNetwork, Offloads, Policy, Proxy};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch,
+};
 
 /// The host's addresses.
 pub(crate) const HOST_V4: &str = "192.0.2.1";
@@ -133,7 +138,10 @@ impl World {
         let (orders, queue) = channel();
         let wake = File::from(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
         let woken = wake.try_clone().unwrap();
-        thread::spawn(move || drive(proxy, tap, &queue, woken));
+        thread::spawn(move || {
+            deny_sockets();
+            drive(proxy, tap, &queue, woken);
+        });
         Self { host, guest, policy, orders, wake }
     }
 
@@ -194,6 +202,36 @@ fn open_tap(offloads: Offloads) -> File {
     tap
 }
 
+/// Ends the process when this thread, in which the proxy is, does what a monitor's jail denies:
+/// it makes or connects a socket, sends to another address, or changes a socket's options beyond
+/// the one that a proxy needs.
+fn deny_sockets() {
+    use SeccompCmpArgLen::{Dword, Qword};
+    let differs = |argument, len, value: i32| {
+        let value = u64::try_from(value).unwrap();
+        let condition = SeccompCondition::new(argument, len, SeccompCmpOp::Ne, value).unwrap();
+        SeccompRule::new(vec![condition]).unwrap()
+    };
+    let calls = [
+        libc::SYS_socket,
+        libc::SYS_connect,
+        libc::SYS_bind,
+        libc::SYS_listen,
+        libc::SYS_sendmsg,
+        libc::SYS_sendmmsg,
+    ];
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
+        calls.into_iter().map(|call| (call, Vec::new())).collect();
+    rules.insert(libc::SYS_sendto, vec![differs(4, Qword, 0)]);
+    let option = [(1, libc::SOL_SOCKET), (2, libc::SO_LINGER)];
+    let option = option.map(|(argument, value)| differs(argument, Dword, value));
+    rules.insert(libc::SYS_setsockopt, option.into());
+    let (other, matching) = (SeccompAction::Allow, SeccompAction::KillProcess);
+    let filter = SeccompFilter::new(rules, other, matching, TargetArch::x86_64).unwrap();
+    let program: BpfProgram = filter.try_into().unwrap();
+    seccompiler::apply_filter(&program).unwrap();
+}
+
 /// Does what a device does: frames of the guest to the proxy, and back.
 fn drive(mut proxy: Proxy, mut tap: File, orders: &Receiver<Order>, mut wake: File) {
     let mut buffer = vec![0; VNET_HEADER + 65_550];
@@ -217,7 +255,7 @@ fn drive(mut proxy: Proxy, mut tap: File, orders: &Receiver<Order>, mut wake: Fi
             let Some((header, frame)) = proxy.receive(65_550) else { break };
             let header = encode(header);
             let slices = [std::io::IoSlice::new(&header), std::io::IoSlice::new(frame)];
-            tap.write_vectored(&slices).unwrap();
+            assert_eq!(tap.write_vectored(&slices).unwrap(), VNET_HEADER + frame.len());
         }
         if proxy.has_frames() {
             continue;

@@ -1,0 +1,98 @@
+use std::fs;
+use std::net::{IpAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+
+use super::wire::{Answer, Request, SocketKind};
+use super::{BURST, Broker, Policy, RATE, Rate, Routes, host_resolvers};
+
+/// Asks a broker and waits for the answer.
+fn ask(monitor: &OwnedFd, kind: SocketKind, to: &str) -> Result<OwnedFd, Errno> {
+    Request { id: 1, kind, to: to.parse().unwrap() }.send(monitor)?;
+    poll(&mut [PollFd::new(monitor, PollFlags::IN)], None)?;
+    Answer::receive(monitor)?.socket
+}
+
+#[test]
+fn only_allowed_addresses_are_connected() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let rule = format!("allow:127.0.0.1:{}", address.port());
+    let policy = Policy::parse([rule.as_str()]).unwrap();
+    let monitor = Broker::start(policy.clone(), vec![address]).unwrap();
+    let socket = ask(&monitor, SocketKind::Tcp, &address.to_string()).unwrap();
+    assert_eq!(TcpStream::from(socket).peer_addr().unwrap(), address);
+    for to in ["127.0.0.1:1", "127.0.0.2:80", "[::1]:80", "169.254.169.254:80", "0.0.0.0:80"] {
+        for kind in [SocketKind::Tcp, SocketKind::Udp, SocketKind::Ping] {
+            assert_eq!(ask(&monitor, kind, to).unwrap_err(), Errno::ACCESS, "{kind:?} {to}");
+        }
+    }
+    // Resolvers are the host's, whatever address a monitor sends.
+    let socket = ask(&monitor, SocketKind::ResolverTcp, "10.0.0.1:7").unwrap();
+    assert_eq!(TcpStream::from(socket).peer_addr().unwrap(), address);
+    assert_eq!(policy.counts()[0].matched, 1);
+}
+
+#[test]
+fn a_host_without_resolvers_has_none() {
+    let monitor = Broker::start(Policy::default(), Vec::new()).unwrap();
+    let answer = ask(&monitor, SocketKind::ResolverUdp, "10.0.0.1:0");
+    assert_eq!(answer.unwrap_err(), Errno::NETUNREACH);
+}
+
+/// A monitor that asks and never receives stops its broker, not the daemon: what waits is bounded.
+#[test]
+fn answers_that_are_not_received_are_bounded() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = listener.local_addr().unwrap();
+    let policy = Policy::parse(["allow:127.0.0.1"]).unwrap();
+    let monitor = Broker::start(policy.clone(), Vec::new()).unwrap();
+    let mut last = 0;
+    for _ in 0..50 {
+        let request = Request { id: 1, kind: SocketKind::Tcp, to };
+        while request.send(&monitor).is_ok() {}
+        std::thread::sleep(Duration::from_millis(10));
+        let opened = policy.counts()[0].matched;
+        if opened == last && opened > 0 {
+            break;
+        }
+        last = opened;
+    }
+    assert!((4..=32).contains(&last), "{last} sockets in flight");
+}
+
+#[test]
+fn sockets_are_opened_at_a_bounded_rate() {
+    let mut rate = Rate::new();
+    let start = Instant::now();
+    let waits: Vec<Duration> = (0..BURST + RATE).map(|_| rate.wait(start)).collect();
+    assert!(waits[..usize::try_from(BURST).unwrap()].iter().all(Duration::is_zero));
+    let last = *waits.last().unwrap();
+    assert!((990..=1010).contains(&last.as_millis()), "{last:?}");
+    // After a pause the burst is there again.
+    assert_eq!(rate.wait(start + Duration::from_secs(10)), Duration::ZERO);
+}
+
+#[test]
+fn the_kernel_tells_which_addresses_are_the_hosts() {
+    let routes = Routes::open().unwrap();
+    let is_local = |address: &str| routes.is_local(address.parse::<IpAddr>().unwrap());
+    assert!(is_local("127.0.0.1") && is_local("127.9.9.9"));
+    assert!(is_local("255.255.255.255"));
+    assert!(!is_local("8.8.8.8"), "without a route too");
+}
+
+#[test]
+fn resolvers_are_read_from_resolv_conf() {
+    let path = std::env::temp_dir().join(format!("firn-resolv-{}", std::process::id()));
+    let text = "# nameserver 9.9.9.9\nsearch example.org\nnameserver 1.1.1.1\n\
+                nameserver\t2001:db8::1\nnameserver fe80::1%eth0\nnameserver\n";
+    fs::write(&path, text).unwrap();
+    let resolvers = host_resolvers(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    assert_eq!(resolvers, ["1.1.1.1:53", "[2001:db8::1]:53"].map(|text| text.parse().unwrap()));
+    assert!(host_resolvers(&path).is_err());
+}

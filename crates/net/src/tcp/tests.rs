@@ -1,0 +1,357 @@
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+use smoltcp::wire::TcpPacket;
+
+use super::{Shared, TcpFlow};
+use crate::buffer::{CHUNK, FLOW_LIMIT, TOTAL_LIMIT};
+use crate::counters::Counters;
+use crate::flow::{FlowKey, FlowProtocol};
+use crate::frame::{Frame, Link};
+use crate::header::Offloads;
+use crate::network::GuestNetwork;
+use crate::packet::Segment;
+use crate::seq::Seq;
+
+/// This side's first sequence number: the data wraps.
+const FIRST: Seq = Seq(u32::MAX - 2);
+const GUEST_FIRST: Seq = Seq(1000);
+
+/// A segment that the flow has made.
+#[derive(Debug, PartialEq, Eq)]
+struct Made {
+    flags: &'static str,
+    /// Relative to the SYN's.
+    seq: i64,
+    ack: i64,
+    window: u16,
+    len: usize,
+}
+
+/// A flow whose host is a socket of this test and whose clock is the test's.
+struct Bench {
+    flow: TcpFlow,
+    shared: Shared,
+    frame: Frame,
+    host: UnixStream,
+    now: Instant,
+}
+
+impl Bench {
+    /// A flow whose host has not answered.
+    fn connecting() -> Self {
+        let offloads = Offloads { checksum: true, tso4: true, tso6: true };
+        let mut shared = Shared {
+            link: Link { network: GuestNetwork::default(), offloads },
+            pool: Default::default(),
+            promised: 0,
+            waiting: 0,
+            resolver: 0,
+            counters: Counters::default(),
+        };
+        let guest = (shared.link.network.ipv4.address.into(), 40_000);
+        let key = FlowKey::new(FlowProtocol::Tcp, guest, ([192, 0, 2, 1].into(), 80));
+        let now = Instant::now();
+        let flow = TcpFlow::new(key, &syn(), FIRST, now, &mut shared);
+        let (host, socket) = UnixStream::pair().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        host.set_nonblocking(true).unwrap();
+        let mut bench = Self { flow, shared, frame: Frame::default(), host, now };
+        bench.flow.set_socket(socket.into());
+        bench
+    }
+
+    fn open() -> Self {
+        let mut bench = Self::connecting();
+        bench.event(EventFlags::OUT);
+        assert_eq!(bench.made().unwrap().flags, "SA");
+        bench.ack(1, 60_000);
+        assert_eq!(bench.made(), None);
+        bench
+    }
+
+    fn event(&mut self, events: EventFlags) {
+        self.flow.socket_events(events, &mut self.shared).unwrap();
+    }
+
+    fn made(&mut self) -> Option<Made> {
+        if !self.flow.next_frame(&mut self.frame, 65_550, self.now, &mut self.shared) {
+            return None;
+        }
+        let packet = TcpPacket::new_checked(&self.frame.parts().1[34..]).unwrap();
+        let flags = match (packet.syn(), packet.fin(), packet.rst(), packet.ack()) {
+            (true, false, false, true) => "SA",
+            (false, true, false, true) => "FA",
+            (false, false, true, true) => "RA",
+            (false, false, false, true) => "A",
+            _ => panic!("{packet:?}"),
+        };
+        Some(Made {
+            flags,
+            seq: Seq::from(packet.seq_number()).since(FIRST),
+            ack: Seq::from(packet.ack_number()).since(GUEST_FIRST),
+            window: packet.window_len(),
+            len: packet.payload().len(),
+        })
+    }
+
+    /// The guest's acknowledgement of what is before `ack`, relative to the SYN.
+    fn ack(&mut self, ack: usize, window: u16) {
+        let segment = Segment { ack: Some(FIRST + ack), window, ..segment(1, b"") };
+        self.flow.segment(&segment, self.now, &mut self.shared);
+    }
+
+    fn guest_sends(&mut self, segment: &Segment<'_>) {
+        self.flow.segment(segment, self.now, &mut self.shared);
+    }
+
+    /// Lets time pass to the deadline, and returns how long it was.
+    fn time_out(&mut self) -> Result<Duration, Errno> {
+        let deadline = self.flow.deadline().unwrap();
+        let waited = deadline - self.now;
+        self.now = deadline;
+        self.flow.time_out(&mut self.shared).map(|()| waited)
+    }
+
+    fn host_sends(&mut self, bytes: &[u8]) {
+        self.host.write_all(bytes).unwrap();
+        self.event(EventFlags::IN);
+    }
+}
+
+fn segment(seq: usize, payload: &[u8]) -> Segment<'_> {
+    Segment {
+        syn: false,
+        fin: false,
+        rst: false,
+        ack: Some(FIRST + 1),
+        seq: GUEST_FIRST + seq,
+        window: 60_000,
+        mss: None,
+        window_shift: None,
+        payload,
+    }
+}
+
+fn syn() -> Segment<'static> {
+    Segment { syn: true, ack: None, mss: Some(1460), window_shift: Some(0), ..segment(0, b"") }
+}
+
+#[test]
+fn a_syn_is_answered_when_the_host_is_connected_and_again_without_an_ack() {
+    let mut bench = Bench::connecting();
+    bench.guest_sends(&syn());
+    assert_eq!(bench.made(), None);
+    bench.event(EventFlags::OUT);
+    let answer = Made { flags: "SA", seq: 0, ack: 1, window: 16_384, len: 0 };
+    assert_eq!(bench.made(), Some(answer));
+    assert_eq!(bench.made(), None);
+    bench.guest_sends(&syn());
+    assert_eq!(bench.made().unwrap().flags, "SA");
+    for milliseconds in [500, 1000, 2000] {
+        assert_eq!(bench.time_out().unwrap().as_millis(), milliseconds);
+        assert_eq!(bench.made().unwrap().flags, "SA");
+    }
+    // Not the number that was sent.
+    bench.ack(7, 1);
+    bench.host_sends(b"data");
+    assert_eq!(bench.made(), None);
+    bench.ack(1, 60_000);
+    assert_eq!(bench.made().unwrap().len, 4);
+}
+
+#[test]
+fn a_host_that_does_not_answer_is_given_up() {
+    let mut bench = Bench::connecting();
+    assert_eq!(bench.time_out().unwrap_err(), Errno::TIMEDOUT);
+}
+
+#[test]
+fn a_guest_that_is_gone_is_given_up_and_both_sides_are_reset() {
+    let mut bench = Bench::open();
+    bench.host_sends(b"data");
+    assert_eq!(bench.made(), Some(Made { flags: "A", seq: 1, ack: 1, window: 2048, len: 4 }));
+    let mut waited = Vec::new();
+    let last = loop {
+        waited.push(bench.time_out().unwrap().as_millis());
+        let made = bench.made().unwrap();
+        if made.flags == "RA" {
+            break made;
+        }
+        assert_eq!((made.seq, made.len), (1, 4));
+    };
+    let expected = [500, 1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000, 60_000, 60_000];
+    assert_eq!(waited, expected);
+    assert_eq!(last.seq, 5);
+    assert!(bench.flow.is_over());
+    assert_eq!(bench.host.read(&mut [0]).unwrap_or(0), 0);
+}
+
+#[test]
+fn three_duplicate_acks_bring_back_what_is_lost_once() {
+    let mut bench = Bench::open();
+    for _ in 0..5 {
+        bench.host_sends(b"1234");
+        assert_eq!(bench.made().unwrap().len, 4);
+    }
+    for _ in 0..2 {
+        bench.ack(1, 60_000);
+        assert_eq!(bench.made(), None);
+    }
+    for _ in 0..4 {
+        bench.ack(1, 60_000);
+    }
+    let again = bench.made().unwrap();
+    assert_eq!((again.seq, again.len), (1, 20));
+    assert_eq!(bench.made(), None);
+    assert_eq!(bench.shared.counters.retransmissions, 1);
+    bench.ack(21, 60_000);
+    assert_eq!(bench.flow.deadline(), None);
+}
+
+#[test]
+fn a_closed_window_is_probed_ever_more_slowly() {
+    let mut bench = Bench::open();
+    bench.ack(1, 0);
+    bench.host_sends(b"1234");
+    assert_eq!(bench.made(), None);
+    for milliseconds in [500, 1000, 2000, 4000] {
+        assert_eq!(bench.time_out().unwrap().as_millis(), milliseconds);
+        let probe = bench.made().unwrap();
+        assert_eq!((probe.seq, probe.len), (1, 1));
+        // The guest is there, and takes nothing.
+        bench.ack(1, 0);
+        assert_eq!(bench.made(), None);
+    }
+    bench.ack(1, 100);
+    let all = bench.made().unwrap();
+    assert_eq!((all.seq, all.len), (1, 4));
+}
+
+/// A guest that has ended its half and whose program is gone answers a probe with a reset.
+#[test]
+fn a_half_closed_connection_is_probed() {
+    let mut bench = Bench::open();
+    bench.guest_sends(&Segment { fin: true, ..segment(1, b"end") });
+    assert_eq!(bench.made().unwrap().ack, 5);
+    for _ in 0..3 {
+        assert_eq!(bench.time_out().unwrap(), Duration::from_secs(60));
+        let probe = bench.made().unwrap();
+        assert_eq!((probe.flags, probe.seq, probe.len), ("A", 0, 0));
+        bench.guest_sends(&segment(5, b""));
+        assert_eq!(bench.made(), None);
+    }
+    bench.time_out().unwrap();
+    assert!(bench.made().is_some());
+    bench.guest_sends(&Segment { rst: true, ..segment(5, b"") });
+    assert!(bench.flow.is_over());
+}
+
+#[test]
+fn only_new_bytes_in_order_reach_the_host() {
+    let mut bench = Bench::open();
+    bench.guest_sends(&segment(3, b"early"));
+    assert_eq!(bench.made().unwrap().ack, 1);
+    bench.guest_sends(&segment(1, b"abc"));
+    bench.guest_sends(&segment(1, b"abcde"));
+    bench.guest_sends(&segment(2, b"bc"));
+    assert_eq!(bench.made().unwrap().ack, 6);
+    bench.guest_sends(&Segment { fin: true, ..segment(4, b"def") });
+    bench.guest_sends(&segment(7, b"after the end"));
+    assert_eq!(bench.made().unwrap().ack, 8);
+    let mut all = String::new();
+    bench.host.read_to_string(&mut all).unwrap();
+    assert_eq!(all, "abcdef");
+}
+
+#[test]
+fn a_host_that_does_not_read_closes_the_window_and_opens_it() {
+    let mut bench = Bench::open();
+    let data = vec![1; 4096];
+    let mut sent = 1;
+    let closed = (0..10_000).any(|_| {
+        bench.guest_sends(&segment(sent, &data));
+        let made = bench.made().unwrap();
+        sent = usize::try_from(made.ack).unwrap();
+        made.window == 0
+    });
+    assert!(closed);
+    let held = bench.shared.pool.usage().0;
+    assert!((FLOW_LIMIT..=FLOW_LIMIT + 4096).contains(&held), "{held}");
+    // Beyond the window.
+    bench.guest_sends(&segment(sent, b"x"));
+    assert_eq!(bench.made().unwrap().ack, i64::try_from(sent).unwrap());
+    let mut buffer = vec![0; 1 << 20];
+    let mut read = 0;
+    while read < sent - 1 {
+        read += bench.host.read(&mut buffer).unwrap_or(0);
+        bench.event(EventFlags::OUT);
+    }
+    assert_eq!(bench.made().unwrap().window, u16::try_from(FLOW_LIMIT / 8).unwrap());
+    assert_eq!(bench.shared.pool.usage().0, 0);
+}
+
+/// What all windows promise is bounded, and each flow has one.
+#[test]
+fn windows_share_the_memory_of_a_guest() {
+    let mut bench = Bench::open();
+    let (key, now) = (bench.flow.key, bench.now);
+    let windows: Vec<usize> = (0..5000)
+        .map(|_| TcpFlow::new(key, &syn(), FIRST, now, &mut bench.shared).window())
+        .collect();
+    assert_eq!((windows[0], windows[4999]), (16 << 10, CHUNK));
+    assert!(bench.shared.promised <= TOTAL_LIMIT + 5000 * CHUNK, "{}", bench.shared.promised);
+    // A window does not grow then.
+    let data = vec![1; 16 << 10];
+    for seq in [1, 1 + data.len()] {
+        bench.guest_sends(&segment(seq, &data));
+        assert_eq!(bench.made().unwrap().window, 2048);
+        assert_eq!(bench.host.read(&mut vec![0; 32 << 10]).unwrap(), data.len());
+    }
+    bench.shared.promised = 16 << 10;
+    bench.guest_sends(&segment(1 + 2 * data.len(), &data));
+    assert_eq!(bench.made().unwrap().window, 4096);
+}
+
+#[test]
+fn an_ack_of_what_was_never_sent_changes_nothing() {
+    let mut bench = Bench::open();
+    bench.host_sends(b"data");
+    assert_eq!(bench.made().unwrap().len, 4);
+    bench.ack(6, 60_000);
+    // The guest learns where the flow is.
+    assert_eq!(bench.made().unwrap().seq, 5);
+    bench.time_out().unwrap();
+    assert_eq!(bench.made().unwrap().len, 4);
+}
+
+#[test]
+fn a_reset_outside_the_window_is_ignored() {
+    let mut bench = Bench::open();
+    for seq in [0, 1 + (16 << 10) + 1] {
+        bench.guest_sends(&Segment { rst: true, ..segment(seq, b"") });
+        assert!(!bench.flow.is_over(), "{seq}");
+    }
+    bench.guest_sends(&Segment { rst: true, ..segment(1, b"") });
+    assert!(bench.flow.is_over());
+}
+
+#[test]
+fn both_ends_complete_a_connection() {
+    let mut bench = Bench::open();
+    bench.host.shutdown(std::net::Shutdown::Write).unwrap();
+    bench.event(EventFlags::IN);
+    assert_eq!(bench.made().unwrap().flags, "FA");
+    bench.ack(2, 60_000);
+    assert_eq!((bench.made(), bench.flow.deadline()), (None, None));
+    let end = Segment { fin: true, ack: Some(FIRST + 2), ..segment(1, b"") };
+    bench.guest_sends(&end);
+    assert!(!bench.flow.is_over(), "the guest's end is not acknowledged");
+    assert_eq!(bench.made().unwrap().ack, 2);
+    assert!(bench.flow.is_over());
+    bench.flow.close(&mut bench.shared);
+    assert_eq!(bench.shared.promised, 0);
+}
