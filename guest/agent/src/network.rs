@@ -69,7 +69,7 @@ pub(crate) fn set_addresses(interface: &str, addresses: &NetworkAddresses) -> io
     // SAFETY: SIOCSIFNETMASK takes a pointer to an ifreq, which it reads.
     unsafe { call(&socket, libc::SIOCSIFNETMASK, &mut request) }?;
     if addresses.ipv6.is_some() {
-        // The link has one guest, so nobody else has its address, which is valid at once then.
+        // The link has one guest, so its address is valid at once.
         for setting in ["accept_dad", "accept_ra", "autoconf"] {
             fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/{setting}"), "0")?;
         }

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::network::with_taps;
 
-/// Sends the bytes in its event to a server that sends them back, or says what it has.
+/// Sends the bytes in its event to a server that sends them back, or lists its interfaces.
 const CLIENT: &str = "\
 import os
 import socket
