@@ -111,14 +111,27 @@ fn a_monitor_is_jailed_before_its_guest_runs() {
         let read = |file: &str| std::fs::read(format!("{process}/{file}")).unwrap();
         let status = String::from_utf8(read("status")).unwrap();
         assert_eq!(status.contains("\nNoNewPrivs:\t1\n"), jailed, "{status}");
-        let environment = String::from_utf8_lossy(&read("environ")).into_owned();
-        assert!(!environment.contains("PATH="), "{environment}");
+        assert_eq!(String::from_utf8_lossy(&read("environ")), "");
         monitor.release().unwrap();
         let report = monitor.started(Some(LIMIT)).unwrap();
         monitor.wait().unwrap();
         let walls = report.jail.map(|jail| jail.walls);
         assert_eq!(walls.is_some_and(|walls| walls.contains(&Wall::Privileges)), jailed);
     }
+}
+
+#[test]
+fn a_start_without_kvm_reports_what_is_missing() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(snapshot) = player(directory.path(), "sequential-read:4M") else { return };
+    let (program, kvm) = (env!("CARGO_BIN_EXE_firn").as_ref(), "/nowhere/kvm".as_ref());
+    let mut monitor = Monitor::spawn(program, kvm).unwrap();
+    let mut descriptors = Descriptors::default();
+    let spec = spec(&snapshot, "firecracker", false, &mut descriptors);
+    monitor.start(spec, &descriptors).unwrap();
+    let error = monitor.started(Some(LIMIT)).unwrap_err();
+    assert!(matches!(error, StartError::Incompatible(_)), "{error:?}");
+    assert!(error.to_string().contains("/nowhere/kvm does not exist: load the kvm"), "{error}");
 }
 
 /// A group that can limit CPU time; `None` where this process may not make one.

@@ -288,7 +288,7 @@ pub(crate) fn boot(
         disk_size: boot.disk_size,
         host: guest.take_host()?,
     };
-    let mut microvm = Microvm::boot(config, kvm.0?)?;
+    let mut microvm = Microvm::boot(config, kvm.0.map_err(StartError::Boot)?)?;
     jail::narrow(microvm.largest_file())?;
     microvm.resume()?;
     let (resumed, resumed_ns) = (Instant::now(), firn_base::now_ns());

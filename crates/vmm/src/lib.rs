@@ -40,7 +40,7 @@ pub use inspect::{
 };
 pub use kvm::{
     KVM_DEVICE, KvmCounters, KvmError, KvmIndex, KvmStats, OpenKvm, OpenKvmError, TscError,
-    Virtualization, VmError, open as open_kvm, tsc_khz,
+    Virtualization, VmError, open as open_kvm, open_device as open_kvm_device, tsc_khz,
 };
 pub use microvm::{
     Argument, AssembleError, BootError, DiskError, End, FreezeError, FrozenMachine,

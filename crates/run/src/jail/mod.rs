@@ -22,8 +22,8 @@
 //! - **calls**: a filter of system calls, and a narrower one from the guest's first instruction on
 //!   (`filter.rs`, seccomp(2)).
 //!
-//! What it needs of /proc, /sys and /dev it opens before ([`enter`]); its supervisor opens
-//! everything else.
+//! What it needs of /proc and /sys it opens before ([`enter`]); its supervisor opens everything
+//! else, KVM among it.
 
 mod filter;
 mod privileges;
@@ -266,8 +266,8 @@ pub(crate) unsafe fn close_inherited() -> Result<(), StartError> {
     closed.map_err(|error| StartError::session("close inherited descriptors", error))
 }
 
-/// Opens what a monitor needs of /proc, /sys and /dev while it can, and reads what is read once in
-/// a process.
+/// Opens what a monitor needs of /proc and /sys while it can, and reads what is read once in a
+/// process.
 fn prepare() -> io::Result<()> {
     privileges::keep_heaps()?;
     OwnFiles::of_process()?;
@@ -279,20 +279,18 @@ fn prepare() -> io::Result<()> {
 }
 
 /// Enters the jail, in a process with one thread. `shared` are the namespaces of its supervisor,
-/// where it has some; `open` opens what this process needs besides, before it is jailed.
+/// where it has some.
 ///
 /// # Errors
 /// [`StartError::Jail`]: a wall that is required cannot be had.
-pub fn enter<T>(
+pub fn enter(
     mode: JailMode,
     shared: Option<&SharedPaths>,
-    open: impl FnOnce() -> T,
-) -> Result<(Option<JailReport>, T), StartError> {
+) -> Result<Option<JailReport>, StartError> {
     if mode == JailMode::Off {
-        return Ok((None, open()));
+        return Ok(None);
     }
     let prepared = prepare();
-    let opened = open();
     let begin = Instant::now();
     let mut report = JailReport::default();
     let mut build = |wall, built: io::Result<()>| match built {
@@ -331,7 +329,7 @@ pub fn enter<T>(
         Some((wall, reason)) if mode == JailMode::Require => {
             Err(StartError::Jail { wall: *wall, reason: reason.clone() })
         }
-        _ => Ok((Some(report), opened)),
+        _ => Ok(Some(report)),
     }
 }
 

@@ -23,6 +23,7 @@
 //! ```
 
 mod connection;
+mod devices;
 mod process;
 mod serve;
 mod supervisor;

@@ -1,6 +1,5 @@
 //! The side of the process that starts a monitor.
 
-use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -17,10 +16,12 @@ use firn_vmm::Shape;
 use thiserror::Error;
 
 use super::connection::{Connection, ReceiveError};
+use super::devices::Devices;
 use super::{Event, Order};
 use crate::cgroup::Cgroup;
 use crate::descriptors::Descriptors;
 use crate::error::StartError;
+use crate::instance::Instances;
 use crate::jail::{Jail, Shared};
 use crate::report::{Making, StartReport};
 use crate::spec::StartSpec;
@@ -33,13 +34,8 @@ const GROUP_OPTION: &str = "--cgroup";
 const JAIL_OPTION: &str = "--jail";
 const NETWORK_OPTION: &str = "--network";
 const ROOT_OPTION: &str = "--root";
-
-/// The variables of the environment that a monitor gets: where names are claimed, and files made.
-const KEPT: [&str; 3] = ["FIRN_RUN_DIR", "XDG_RUNTIME_DIR", "TMPDIR"];
-
-fn is_kept(name: &OsStr) -> bool {
-    KEPT.iter().any(|kept| *kept == name)
-}
+/// Its option that names the directory of its supervisor's microVMs.
+const OWNER_OPTION: &str = "--owner";
 
 /// Bytes that are kept of what a monitor writes to standard error.
 const MAX_STDERR: u64 = 64 << 10;
@@ -117,14 +113,18 @@ impl Monitor {
         kvm: &Path,
     ) -> Result<Self, StartError> {
         let (connection, theirs) = Connection::pair().map_err(MonitorError::Spawn)?;
+        let mut descriptors = Descriptors::default();
+        let devices = Devices::open(kvm, &mut descriptors).map_err(StartError::Monitor)?;
+        connection.send(&devices, &descriptors).map_err(MonitorError::Send)?;
         let mut command = Command::new(program);
-        command.arg(MONITOR_COMMAND).arg("--kvm").arg(kvm).process_group(0);
+        command.arg(MONITOR_COMMAND).process_group(0);
+        command.arg(OWNER_OPTION).arg(Instances::of_user().directory());
         command.arg(JAIL_OPTION).arg(jail.mode().to_string());
         if let Some(shared) = jail.shared_paths() {
             command.arg(NETWORK_OPTION).arg(shared.network).arg(ROOT_OPTION).arg(shared.root);
         }
         // The environment of a daemon can have keys.
-        command.env_clear().envs(std::env::vars_os().filter(|(name, _)| is_kept(name)));
+        command.env_clear();
         if let Some(group) = &group {
             command.arg(GROUP_OPTION).arg(group.door());
         }

@@ -5,7 +5,9 @@ mod stats;
 mod virtualization;
 mod vm;
 
+use std::fs::File;
 use std::io;
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
@@ -63,18 +65,26 @@ pub enum KvmError {
         source: io::Error,
     },
     /// An API version other than the stable one.
-    #[error(
-        "{path} cannot be used as KVM: its API version is {version}, {API_VERSION} is required"
-    )]
-    Version {
-        /// The device.
-        path: PathBuf,
-        /// The result of KVM_GET_API_VERSION.
-        version: i32,
-    },
+    #[error("the KVM device cannot be used: its API version is {0}, {API_VERSION} is required")]
+    Version(i32),
     /// A capability is missing.
     #[error("this kernel's KVM has no {0}, which the monitor requires: use Linux 6.1 or newer")]
     Capability(&'static str),
+}
+
+/// Opens the KVM device, for this process or for another one: a virtual machine belongs to the
+/// process that makes it.
+///
+/// # Errors
+/// [`KvmError::Missing`], [`KvmError::Permission`], [`KvmError::Open`].
+pub fn open_device(path: &Path) -> Result<OwnedFd, KvmError> {
+    let device = File::options().read(true).write(true).open(path);
+    let device = device.map_err(|source| match source.raw_os_error() {
+        Some(libc::ENOENT | libc::ENXIO | libc::ENODEV) => KvmError::Missing(path.to_owned()),
+        Some(libc::EACCES | libc::EPERM) => KvmError::Permission(path.to_owned()),
+        _ => KvmError::Open { path: path.to_owned(), source },
+    })?;
+    Ok(device.into())
 }
 
 /// Opens the KVM device and checks that it has every capability that the monitor requires.
@@ -82,18 +92,15 @@ pub enum KvmError {
 /// # Errors
 /// See [`KvmError`].
 pub fn open(path: &Path) -> Result<Kvm, KvmError> {
-    let c_path = std::ffi::CString::new(path.as_os_str().as_encoded_bytes())
-        .map_err(|_| KvmError::Missing(path.to_owned()))?;
-    let kvm = Kvm::new_with_path(c_path).map_err(|errno| match errno.errno() {
-        libc::ENOENT | libc::ENXIO | libc::ENODEV => KvmError::Missing(path.to_owned()),
-        libc::EACCES | libc::EPERM => KvmError::Permission(path.to_owned()),
-        code => {
-            KvmError::Open { path: path.to_owned(), source: io::Error::from_raw_os_error(code) }
-        }
-    })?;
+    check(open_device(path)?)
+}
+
+fn check(device: OwnedFd) -> Result<Kvm, KvmError> {
+    // SAFETY: nothing else owns the descriptor. If it is not KVM's, the first request fails.
+    let kvm = unsafe { Kvm::from_raw_fd(device.into_raw_fd()) };
     let version = kvm.get_api_version();
     if version != API_VERSION {
-        return Err(KvmError::Version { path: path.to_owned(), version });
+        return Err(KvmError::Version(version));
     }
     match REQUIRED.iter().find(|(capability, _)| !kvm.check_extension(*capability)) {
         Some((_, name)) => Err(KvmError::Capability(name)),
@@ -156,7 +163,15 @@ impl OpenKvm {
     /// # Errors
     /// See [`OpenKvmError`].
     pub fn open(path: &Path) -> Result<Self, OpenKvmError> {
-        let kvm = open(path)?;
+        Self::on(open_device(path)?)
+    }
+
+    /// The same on the device that [`open_device`] has opened.
+    ///
+    /// # Errors
+    /// See [`OpenKvmError`].
+    pub fn on(device: OwnedFd) -> Result<Self, OpenKvmError> {
+        let kvm = check(device)?;
         let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(OpenKvmError::Cpuid)?;
         Ok(Self { kvm, cpuid, fault_handling: FaultHandling::Default })
     }
