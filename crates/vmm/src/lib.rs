@@ -52,4 +52,6 @@ pub use open_file::{OpenFile, OpenFileError};
 pub use state::DecodeStateError;
 pub use vcpu::state::{RestoreVcpuError, SaveVcpuError};
 pub use vcpu::{VcpuFailure, VcpuThreadError};
-pub use virtio::{BindVsockError, VsockBroker, VsockConnector, VsockListener, scratch_file};
+pub use virtio::{
+    BindVsockError, VsockBroker, VsockConnector, VsockListener, is_in_memory, scratch_file,
+};

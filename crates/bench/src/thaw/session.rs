@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use super::open_loop::{self, OpenLoop};
 use super::results::{Noise, Results, Row, RowHead, Run};
-use crate::batch::{self, BatchError, Interrupt, Player, Prepared, Reports};
+use crate::batch::{self, BatchError, Interrupt, Jails, Player, Prepared, Reports, in_one_group};
 use crate::cache::{Cache, CacheError, SnapshotFiles};
 use crate::cgroup::MemoryLimit;
 use crate::free_reads::{self, FreeReads};
@@ -27,6 +27,8 @@ use crate::progress::{Progress, Steps};
 pub struct Session {
     /// The `firn` program: each microVM is a process of it.
     pub program: PathBuf,
+    /// The jails of the monitors.
+    pub jails: Jails,
     /// Players, measured one after the other.
     pub players: Vec<FrozenPlayer>,
     /// Planners, measured in turn. A planner that is listed twice is compared with itself.
@@ -350,7 +352,7 @@ impl Session {
             faults: self.faults,
             warm: self.warm,
             unchecked: false,
-            jailed: subject.jailed,
+            jail: self.jails.of(subject.jailed),
         }
     }
 
@@ -473,7 +475,7 @@ struct Made {
 impl Made {
     fn of(player: &Player<'_>) -> Result<Self, StartError> {
         let shape = player.shape()?;
-        let bytes = counted(|| player.stand_by(&shape), |_| 0)?;
+        let bytes = counted(player, |player| player.stand_by(&shape), |_| 0)?;
         Ok(Self { shape, bytes })
     }
 }
@@ -481,20 +483,23 @@ impl Made {
 /// Memory of one ready clone: what is charged to its group, and its copy, which the pool's manager
 /// made. `None` where it cannot be counted.
 fn ready_bytes(player: &Player<'_>) -> Result<Option<u64>, StartError> {
-    counted(|| player.make_ready(), |(_, making)| making.copy_bytes)
+    counted(player, |player| player.make_ready(), |(_, making)| making.copy_bytes)
 }
 
 /// Memory of one of what `make` makes: by the counters of a control group, which has the kernel's
 /// own for it, and what `elsewhere` returns. `None` where it cannot be counted: it is only a
 /// measurement.
 fn counted<T>(
-    make: impl Fn() -> Result<T, StartError>,
+    player: &Player<'_>,
+    make: impl Fn(&Player<'_>) -> Result<T, StartError>,
     elsewhere: impl Fn(&T) -> u64,
 ) -> Result<Option<u64>, StartError> {
     let Ok(group) = MemoryLimit::enter(NO_LIMIT) else { return Ok(None) };
+    let jail = in_one_group();
+    let player = Player { jail: &jail, ..*player };
     let total = || group.usage().ok().map(|usage| usage.total);
     let before = total();
-    let made: Vec<T> = (0..COUNTED).map(|_| make()).collect::<Result<_, _>>()?;
+    let made: Vec<T> = (0..COUNTED).map(|_| make(&player)).collect::<Result<_, _>>()?;
     let grown = total().zip(before).map(|(after, before)| after.saturating_sub(before));
     let elsewhere: u64 = made.iter().map(elsewhere).sum();
     // The group can only be removed without them.

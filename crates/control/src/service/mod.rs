@@ -253,8 +253,11 @@ impl Control {
             standbys: Standbys::new(options.standby),
             processes: Arc::default(),
             scratch,
-            jail: Jail::new(options.jail),
-            cpus: options.one_cpu.map(Cpus::open).transpose()?,
+            jail: match options.one_cpu {
+                Some(_) => Jail::with_cpu_limits(options.jail)?,
+                None => Jail::new(options.jail),
+            },
+            cpus: options.one_cpu.map(|one| Cpus { one }),
             ready: ReadyClones::new(options.ready),
         };
         // Removes what killed daemons and managers have left in the run folder.

@@ -22,16 +22,14 @@ pub(super) struct Devices {
 }
 
 impl Devices {
-    /// Opens the devices, KVM's at `kvm`, and adds them to the descriptors.
-    pub(super) fn open(kvm: &Path, descriptors: &mut Descriptors) -> Result<Self, ErrorChain> {
-        let OwnDevices { nowhere, userfaultfd } =
-            OwnDevices::open().map_err(|error| ErrorChain::of(&error))?;
+    /// Adds open devices to the descriptors, and KVM's device at `kvm`, which it opens.
+    pub(super) fn add(devices: OwnDevices, kvm: &Path, descriptors: &mut Descriptors) -> Self {
         let kvm = open_kvm_device(kvm).map_err(|error| ErrorChain::of(&error));
-        Ok(Self {
+        Self {
             kvm: kvm.map(|kvm| descriptors.add(kvm)),
-            nowhere: descriptors.add(nowhere),
-            userfaultfd: userfaultfd.map(|device| descriptors.add(device)),
-        })
+            nowhere: descriptors.add(devices.nowhere),
+            userfaultfd: devices.userfaultfd.map(|device| descriptors.add(device)),
+        }
     }
 
     /// Receives the message, and makes the devices those of this process. `None` where the

@@ -59,6 +59,10 @@ impl Listener for Reporter {
         let _ = self.released.lock().recv();
     }
 
+    fn sized(&self, memory: u64, disk: u64) {
+        self.send(&Event::Size { memory, disk });
+    }
+
     fn note(&self, text: &str) {
         self.send(&Event::Note(text.to_owned()));
     }

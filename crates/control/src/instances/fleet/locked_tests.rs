@@ -2,6 +2,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use firn_run::Instances;
+use firn_run::jail::{Jail, JailMode};
 use tokio::runtime::Builder;
 
 use super::*;
@@ -33,7 +34,7 @@ fn fleet(folder: &std::path::Path) -> Arc<Fleet> {
         standbys: Standbys::new(0),
         processes: Arc::default(),
         scratch: Scratch::open(folder.join("scratch"), &none(), u64::MAX, None).unwrap(),
-        jail: Default::default(),
+        jail: Jail::new(JailMode::Off),
         cpus: None,
         ready: ReadyClones::new(0),
     };
