@@ -475,7 +475,9 @@ struct Made {
 impl Made {
     fn of(player: &Player<'_>) -> Result<Self, StartError> {
         let shape = player.shape()?;
-        let bytes = counted(player, |player| player.stand_by(&shape), |_| 0)?;
+        let jail = in_one_group();
+        let player = Player { jail: &jail, ..*player };
+        let bytes = counted(|| player.stand_by(&shape), |_| 0)?;
         Ok(Self { shape, bytes })
     }
 }
@@ -483,23 +485,22 @@ impl Made {
 /// Memory of one ready clone: what is charged to its group, and its copy, which the pool's manager
 /// made. `None` where it cannot be counted.
 fn ready_bytes(player: &Player<'_>) -> Result<Option<u64>, StartError> {
-    counted(player, |player| player.make_ready(), |(_, making)| making.copy_bytes)
+    let jail = in_one_group();
+    let player = Player { jail: &jail, ..*player };
+    counted(|| player.make_ready(), |(_, making)| making.copy_bytes)
 }
 
 /// Memory of one of what `make` makes: by the counters of a control group, which has the kernel's
 /// own for it, and what `elsewhere` returns. `None` where it cannot be counted: it is only a
 /// measurement.
 fn counted<T>(
-    player: &Player<'_>,
-    make: impl Fn(&Player<'_>) -> Result<T, StartError>,
+    make: impl Fn() -> Result<T, StartError>,
     elsewhere: impl Fn(&T) -> u64,
 ) -> Result<Option<u64>, StartError> {
     let Ok(group) = MemoryLimit::enter(NO_LIMIT) else { return Ok(None) };
-    let jail = in_one_group();
-    let player = Player { jail: &jail, ..*player };
     let total = || group.usage().ok().map(|usage| usage.total);
     let before = total();
-    let made: Vec<T> = (0..COUNTED).map(|_| make(&player)).collect::<Result<_, _>>()?;
+    let made: Vec<T> = (0..COUNTED).map(|_| make()).collect::<Result<_, _>>()?;
     let grown = total().zip(before).map(|(after, before)| after.saturating_sub(before));
     let elsewhere: u64 = made.iter().map(elsewhere).sum();
     // The group can only be removed without them.

@@ -48,6 +48,10 @@ const THREADS: usize = 64;
 /// kinds, and what it buffers.
 const OWN_MEMORY: u64 = 64 << 20;
 
+/// The weight of a thread that is in no group of its own, in `cpu.shares`, and the largest weight.
+const THREAD_SHARES: usize = 1024;
+const MOST_SHARES: usize = 1 << 18;
+
 /// How long the end of a group's last thread is waited for: some of it follows the end that other
 /// processes see.
 const LAST_THREAD: Duration = Duration::from_millis(100);
@@ -218,8 +222,8 @@ fn make(place: &CgroupPlace, name: &str) -> Result<Owned, CgroupError> {
     }
 }
 
-/// Sets what the groups in a group inherit: the devices, and of a cpuset its processors and memory,
-/// without which no process can enter it.
+/// Sets the weight of a group, and what the groups in it inherit: the devices, and of a cpuset its
+/// processors and memory, without which no process can enter it.
 fn prepare(owned: &Owned, parent: &Path, devices: bool) -> Result<(), CgroupError> {
     let Owned { group, lock } = owned;
     if group.version() == CgroupVersion::V2 {
@@ -231,6 +235,12 @@ fn prepare(owned: &Owned, parent: &Path, devices: bool) -> Result<(), CgroupErro
         for device in device_filter::ALLOWED {
             group.write("devices.allow", device)?;
         }
+    }
+    if group.has("cpu") {
+        // Beside the group are threads of other programs. On a processor, microVMs weigh as much as
+        // one of those.
+        let shares = (THREAD_SHARES * processors()).min(MOST_SHARES);
+        group.write("cpu.shares", &shares.to_string())?;
     }
     if group.has("cpuset") {
         for file in ["cpuset.cpus", "cpuset.mems"] {

@@ -51,7 +51,7 @@ fn a_process_that_takes_more_memory_than_its_limit_is_killed() {
     // It buffers all of its input.
     let script = "yes | head -c 64000000 | tail -c 64000000";
     for (limit, killed) in [(256 << 20, false), (32 << 20, true)] {
-        let (mut child, limited) = shell(&limits, &script);
+        let (mut child, limited) = shell(&limits, script);
         limited.limit_memory(limit).unwrap();
         let status = child.wait().unwrap();
         let end = status.code().or(status.signal().map(|signal| 128 + signal));
