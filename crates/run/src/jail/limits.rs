@@ -3,8 +3,8 @@
 //! A supervisor has one group in each hierarchy, and each of its monitors a group in that. In a
 //! host with version 2 of the interface there is one hierarchy, with version 1 one for each
 //! controller (Linux Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst). The groups limit
-//! memory, processes and devices. The others are there for the operator, who can weigh, place and
-//! freeze a microVM by them.
+//! memory, processes and devices. The others are there for the operator: they weigh, place and
+//! freeze a microVM.
 
 use std::fs::{self, File, TryLockError};
 use std::io;

@@ -92,7 +92,8 @@ pub(crate) enum Event {
     Ready(Option<String>),
     /// The answer to [`Order::MakeReady`].
     MadeReady(Box<Making>),
-    /// What the microVM may take of memory, bytes. Comes once, before the guest's first instruction.
+    /// What the microVM may take of memory, bytes. Comes once, before the guest's first
+    /// instruction.
     Size {
         /// The guest's memory.
         memory: u64,
