@@ -11,12 +11,13 @@ use super::connection::{Connection, ReceiveError};
 use crate::descriptors::{Descriptors, Slot};
 use crate::error::StartError;
 use crate::life::KvmDevice;
+use crate::spec::OpenedFile;
 
 /// The message.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Devices {
     /// KVM; or why there is none, which a start reports once it needs it.
-    kvm: Result<Slot, ErrorChain>,
+    kvm: Result<OpenedFile, ErrorChain>,
     nowhere: Slot,
     userfaultfd: Option<Slot>,
 }
@@ -24,9 +25,10 @@ pub(super) struct Devices {
 impl Devices {
     /// Adds open devices to the descriptors, and KVM's device at `kvm`, which it opens.
     pub(super) fn add(devices: OwnDevices, kvm: &Path, descriptors: &mut Descriptors) -> Self {
+        let path = kvm.to_owned();
         let kvm = open_kvm_device(kvm).map_err(|error| ErrorChain::of(&error));
         Self {
-            kvm: kvm.map(|kvm| descriptors.add(kvm)),
+            kvm: kvm.map(|device| OpenedFile { slot: descriptors.add(device), path }),
             nowhere: descriptors.add(devices.nowhere),
             userfaultfd: devices.userfaultfd.map(|device| descriptors.add(device)),
         }
@@ -45,7 +47,7 @@ impl Devices {
         OwnFiles::open_with(OwnDevices { nowhere, userfaultfd })
             .map_err(|error| StartError::session("open its files", error.into()))?;
         Ok(Some(match devices.kvm {
-            Ok(slot) => OpenKvm::on(descriptors.take(slot)?).into(),
+            Ok(OpenedFile { slot, path }) => OpenKvm::on(descriptors.take(slot)?, &path).into(),
             Err(reason) => KvmDevice(Err(reason)),
         }))
     }

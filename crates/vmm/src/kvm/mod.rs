@@ -65,8 +65,15 @@ pub enum KvmError {
         source: io::Error,
     },
     /// An API version other than the stable one.
-    #[error("the KVM device cannot be used: its API version is {0}, {API_VERSION} is required")]
-    Version(i32),
+    #[error(
+        "{path} cannot be used as KVM: its API version is {version}, {API_VERSION} is required"
+    )]
+    Version {
+        /// The device.
+        path: PathBuf,
+        /// The result of KVM_GET_API_VERSION.
+        version: i32,
+    },
     /// A capability is missing.
     #[error("this kernel's KVM has no {0}, which the monitor requires: use Linux 6.1 or newer")]
     Capability(&'static str),
@@ -92,15 +99,15 @@ pub fn open_device(path: &Path) -> Result<OwnedFd, KvmError> {
 /// # Errors
 /// See [`KvmError`].
 pub fn open(path: &Path) -> Result<Kvm, KvmError> {
-    check(open_device(path)?)
+    check(open_device(path)?, path)
 }
 
-fn check(device: OwnedFd) -> Result<Kvm, KvmError> {
+fn check(device: OwnedFd, path: &Path) -> Result<Kvm, KvmError> {
     // SAFETY: nothing else owns the descriptor. If it is not KVM's, the first request fails.
     let kvm = unsafe { Kvm::from_raw_fd(device.into_raw_fd()) };
     let version = kvm.get_api_version();
     if version != API_VERSION {
-        return Err(KvmError::Version(version));
+        return Err(KvmError::Version { path: path.to_owned(), version });
     }
     match REQUIRED.iter().find(|(capability, _)| !kvm.check_extension(*capability)) {
         Some((_, name)) => Err(KvmError::Capability(name)),
@@ -163,15 +170,15 @@ impl OpenKvm {
     /// # Errors
     /// See [`OpenKvmError`].
     pub fn open(path: &Path) -> Result<Self, OpenKvmError> {
-        Self::on(open_device(path)?)
+        Self::on(open_device(path)?, path)
     }
 
-    /// The same on the device that [`open_device`] has opened.
+    /// The same on the device that [`open_device`] has opened at `path`.
     ///
     /// # Errors
     /// See [`OpenKvmError`].
-    pub fn on(device: OwnedFd) -> Result<Self, OpenKvmError> {
-        let kvm = check(device)?;
+    pub fn on(device: OwnedFd, path: &Path) -> Result<Self, OpenKvmError> {
+        let kvm = check(device, path)?;
         let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(OpenKvmError::Cpuid)?;
         Ok(Self { kvm, cpuid, fault_handling: FaultHandling::Default })
     }

@@ -21,5 +21,5 @@ fn a_missing_device_is_reported_with_a_remedy() {
 #[test]
 fn a_device_that_is_not_kvm_is_refused() {
     let error = open(Path::new("/dev/null")).unwrap_err();
-    assert!(matches!(error, KvmError::Version(_)), "{error:?}");
+    assert!(matches!(error, KvmError::Version { .. }), "{error:?}");
 }
