@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -96,10 +97,15 @@ impl World {
 
     /// Processes of firn in this world.
     pub fn processes(&self) -> Vec<i32> {
-        let mark = format!("FIRN_RUN_DIR={}", self.run_directory().display());
+        let run = self.run_directory();
+        let variable = format!("FIRN_RUN_DIR={}", run.display());
+        // A monitor has no environment.
         let has_mark = |pid: &i32| {
-            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
+            let has = |file: &str, mark: &[u8]| {
+                let list = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+                list.split(|byte| *byte == 0).any(|text| text == mark)
+            };
+            has("environ", variable.as_bytes()) || has("cmdline", run.as_os_str().as_bytes())
         };
         let entries = fs::read_dir("/proc").unwrap();
         let pids = entries.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());

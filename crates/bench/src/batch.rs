@@ -167,8 +167,43 @@ pub(crate) struct Player<'a> {
     pub(crate) warm: bool,
     /// Whether it ends without checking all its memory.
     pub(crate) unchecked: bool,
-    /// Whether its monitor is jailed.
-    pub(crate) jailed: bool,
+    /// How its monitor is jailed.
+    pub(crate) jail: &'a Jail,
+}
+
+/// The jails of a measurement's monitors.
+#[derive(Clone, Debug)]
+pub struct Jails {
+    jailed: Arc<Jail>,
+    unjailed: Arc<Jail>,
+}
+
+impl Default for Jails {
+    fn default() -> Self {
+        Self::with(Jail::new(JailMode::Auto))
+    }
+}
+
+impl Jails {
+    /// Jails for a measurement that counts, or limits, what all monitors take together by the
+    /// control groups of this process, in which they stay.
+    #[must_use]
+    pub fn in_one_group() -> Self {
+        Self::with(in_one_group())
+    }
+
+    fn with(jail: Jail) -> Self {
+        Self { jailed: Arc::new(jail), unjailed: Arc::new(Jail::new(JailMode::Off)) }
+    }
+
+    pub(crate) fn of(&self, jailed: bool) -> &Jail {
+        if jailed { &self.jailed } else { &self.unjailed }
+    }
+}
+
+/// A jail for monitors that stay in the control groups of this process.
+pub(crate) fn in_one_group() -> Jail {
+    Jail::without_limits(JailMode::Auto, "the measurement has one control group for all monitors")
 }
 
 impl Player<'_> {
@@ -225,11 +260,7 @@ impl Player<'_> {
     }
 
     fn spawn(&self) -> Result<Monitor, StartError> {
-        let kvm = KVM_DEVICE.as_ref();
-        if self.jailed {
-            return Monitor::spawn(self.program, kvm);
-        }
-        Monitor::spawn_in(None, &Jail::new(JailMode::Off), self.program, kvm)
+        Monitor::spawn(self.jail, self.program, KVM_DEVICE.as_ref())
     }
 
     /// The shape of its microVM.

@@ -1,9 +1,12 @@
 use std::fs;
+use std::sync::OnceLock;
 
 use firn_base::error_chain;
 
 use super::*;
 use crate::testing::{REPORT, monitor_program, one_at_a_time};
+
+static JAIL: OnceLock<Jail> = OnceLock::new();
 
 fn player<'a>(
     program: &'a Path,
@@ -20,7 +23,7 @@ fn player<'a>(
         input: None,
         warm: false,
         unchecked: false,
-        jailed: true,
+        jail: JAIL.get_or_init(in_one_group),
     }
 }
 

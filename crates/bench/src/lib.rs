@@ -54,7 +54,7 @@ mod thaw;
 pub mod tier;
 pub mod traces;
 
-pub use batch::{BatchError, Interrupt};
+pub use batch::{BatchError, Interrupt, Jails};
 pub use cache::{Cache, CacheError};
 pub use capacity::{
     Budget, Capacities, CapacitiesError, CapacityConfig, CapacityError, CapacityRow, Carried,

@@ -53,6 +53,8 @@ fn a_monitor_follows_its_script() {
     let Some(script) = std::env::var_os(SCRIPT) else { return };
     let connection = UnixDatagram::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
     let mut packet = vec![0; 64 << 10];
+    // The devices come before the order.
+    connection.recv(&mut packet).unwrap();
     let len = connection.recv(&mut packet).unwrap();
     // The first byte marks the last packet of a message.
     let order: Value = serde_json::from_slice(&packet[1..len]).unwrap();

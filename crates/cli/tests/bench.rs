@@ -11,7 +11,7 @@ use std::time::Duration;
 use firn_base::{PAGE_SIZE, error_chain};
 use firn_bench::player::{PlayerInputs, PlayerOptions, freeze};
 use firn_bench::traces::{NamedTrace, load};
-use firn_bench::{Cache, FrozenPlayer, Host, Interrupt, Quiet, Session, Subject};
+use firn_bench::{Cache, FrozenPlayer, Host, Interrupt, Jails, Quiet, Session, Subject};
 use firn_memory::trace::Access;
 use firn_snapshot::{Destination, PageSet};
 use firn_vmm::{KVM_DEVICE, open_kvm};
@@ -436,6 +436,7 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
     image.write_all_at(&[0xee], 77 * 4096 + 2000).unwrap();
     let session = Session {
         program: FIRN.into(),
+        jails: Jails::default(),
         players: vec![FrozenPlayer {
             inputs: vec![name.clone()],
             trace: name,

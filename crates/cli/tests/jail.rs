@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use firn_run::cgroup::CgroupVersion;
 use firn_run::jail::{Jail, JailMode};
 use firn_run::monitor::{Monitor, Progress};
 use firn_run::{
@@ -101,12 +102,13 @@ impl Captive {
         Some(if denied { Answer::Denied } else { Answer::Returned(value) })
     }
 
-    /// Lets the thread run on at an address, with a call's number.
-    fn enter(&self, address: u64, number: c_long) {
+    /// Lets the thread run on at an address, with a call's number and arguments.
+    fn enter(&self, address: u64, number: c_long, arguments: [u64; 6]) {
         ptrace::attach(self.thread).unwrap();
         assert!(matches!(self.wait(), WaitStatus::Stopped(_, Signal::SIGSTOP)));
         let mut regs = ptrace::getregs(self.thread).unwrap();
         (regs.rax, regs.orig_rax, regs.rip) = (number.cast_unsigned(), u64::MAX, address);
+        [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9] = arguments;
         ptrace::setregs(self.thread, regs).unwrap();
         ptrace::detach(self.thread, None).unwrap();
     }
@@ -126,7 +128,7 @@ fn gate(process: u32, memory: &File) -> u64 {
 /// A player that waits, with all its guest's memory touched, in a jail with all walls.
 struct Jailed {
     monitor: Monitor,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 /// `None` where this host lacks what it takes.
@@ -145,7 +147,7 @@ fn jailed() -> Option<Jailed> {
         .unwrap();
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let jail = Jail::new(JailMode::Require);
-    let mut monitor = Monitor::spawn_in(None, &jail, program, KVM_DEVICE.as_ref()).unwrap();
+    let mut monitor = Monitor::spawn(&jail, program, KVM_DEVICE.as_ref()).unwrap();
     let mut descriptors = Descriptors::default();
     let thaw = ThawSpec {
         source: SourceSpec::directory(&snapshot, &mut descriptors).unwrap(),
@@ -158,7 +160,7 @@ fn jailed() -> Option<Jailed> {
     let spec = StartSpec::new(Origin::Thaw(thaw), HostSpec::default(), LIMIT);
     monitor.start(spec, &descriptors).unwrap();
     assert!(matches!(monitor.progress(Some(LIMIT)).unwrap(), Progress::Held));
-    Some(Jailed { monitor, _directory: directory })
+    Some(Jailed { monitor, directory })
 }
 
 impl Jailed {
@@ -319,8 +321,56 @@ fn the_walls_of_a_monitor_stand() {
     assert!(limits.contains("Max open files            2048                 2048"), "{limits}");
     let most = 64 << 20;
     assert!(limits.contains(&format!("Max file size             {most}             {most}")));
-    let environment = text("environ");
-    assert!(!environment.contains("PATH="), "{environment}");
+    assert_eq!(text("environ"), "");
+}
+
+/// What the control groups of a monitor allow it.
+#[test]
+fn a_hostile_monitor_takes_no_more_than_its_control_groups_have() {
+    let Some(mut jailed) = jailed() else { return };
+    let process = jailed.monitor.pid();
+    let groups = std::fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap();
+    let limits = jailed.monitor.limits().unwrap();
+    let memory = limits.group("memory").unwrap();
+    let v1 = memory.version() == CgroupVersion::V1;
+    for controller in ["memory", "cpu", "cpuset", "pids", "devices", "freezer", "blkio"] {
+        let has = |line: &&str| {
+            let (_, rest) = line.split_once(':').unwrap();
+            let name = if v1 { controller } else { "" };
+            rest.split_once(':').unwrap().0.split(',').any(|found| found == name)
+        };
+        let line = groups.lines().find(has).unwrap_or_else(|| panic!("{controller}: {groups}"));
+        assert!(line.contains("/firn-monitors-"), "{controller}: {groups}");
+    }
+    let (limit, kills) = if v1 {
+        ("memory.limit_in_bytes", "memory.oom_control")
+    } else {
+        ("memory.max", "memory.events")
+    };
+    let guest = std::fs::metadata(jailed.directory.path().join("snapshot/memory.img")).unwrap();
+    assert_eq!(memory.number(limit).unwrap(), 2 * guest.len() + (64 << 20));
+    let pids = limits.group("pids").unwrap();
+    let (now, most) = (pids.number("pids.current").unwrap(), pids.number("pids.max").unwrap());
+    assert!((4..most).contains(&now) && most < 1000, "{now} of {most}");
+    if v1 {
+        let devices = limits.group("devices").unwrap().read("devices.list").unwrap();
+        assert_eq!(devices, "c 1:8 r\nc 1:9 r\n");
+    }
+    let path = memory.path().to_owned();
+    // All at once: the kernel kills the monitor in this call.
+    let captive = Captive::of(process, i32::try_from(process).unwrap());
+    let rights = (libc::PROT_READ | libc::PROT_WRITE).cast_unsigned().into();
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
+    let arguments = [0, 1 << 30, rights, flags.cast_unsigned().into(), u64::MAX, 0];
+    captive.enter(captive.gate, libc::SYS_mmap, arguments);
+    let _ = jailed.monitor.release();
+    let error = jailed.monitor.started(Some(LIMIT)).unwrap_err();
+    let text = firn_base::error_chain(&error);
+    assert!(text.contains("the monitor ended (signal: 9 (SIGKILL)"), "{text}");
+    let killed = jailed.monitor.limits().unwrap().group("memory").unwrap();
+    assert!(killed.value(kills, "oom_kill").unwrap() > 0);
+    drop(jailed);
+    assert!(!path.exists(), "the group ends with its monitor");
 }
 
 #[test]
@@ -333,7 +383,7 @@ fn a_call_that_is_denied_ends_the_monitor_with_its_name_and_a_crash_with_its_sig
         let Some(mut jailed) = jailed() else { return };
         let process = jailed.monitor.pid();
         let captive = Captive::of(process, i32::try_from(process).unwrap());
-        captive.enter(call.map_or(0, |_| captive.gate), call.unwrap_or_default());
+        captive.enter(call.map_or(0, |_| captive.gate), call.unwrap_or_default(), [0; 6]);
         // It may have ended already.
         let _ = jailed.monitor.release();
         let error = jailed.monitor.started(Some(LIMIT)).unwrap_err();

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use firn_base::now_ns;
-use firn_run::cgroup::{Cgroup, CgroupPlace, CgroupVersion};
+use firn_run::cgroup::CgroupVersion;
 use firn_run::jail::{Jail, JailMode, Wall};
 use firn_run::monitor::{Monitor, Progress};
 use firn_run::{
@@ -21,7 +21,8 @@ use firn_vmm::{KVM_DEVICE, Shape, open_kvm};
 const LIMIT: Duration = Duration::from_secs(120);
 
 fn monitor() -> Monitor {
-    Monitor::spawn(env!("CARGO_BIN_EXE_firn").as_ref(), KVM_DEVICE.as_ref()).unwrap()
+    let jail = Jail::new(JailMode::Auto);
+    Monitor::spawn(&jail, env!("CARGO_BIN_EXE_firn").as_ref(), KVM_DEVICE.as_ref()).unwrap()
 }
 
 /// A player in `directory`; `None` without KVM.
@@ -102,7 +103,7 @@ fn a_monitor_is_jailed_before_its_guest_runs() {
     let Some(snapshot) = player(directory.path(), "sequential-read:4M") else { return };
     for (mode, jailed) in [(JailMode::Auto, true), (JailMode::Off, false)] {
         let (program, kvm) = (env!("CARGO_BIN_EXE_firn").as_ref(), KVM_DEVICE.as_ref());
-        let mut monitor = Monitor::spawn_in(None, &Jail::new(mode), program, kvm).unwrap();
+        let mut monitor = Monitor::spawn(&Jail::new(mode), program, kvm).unwrap();
         let mut descriptors = Descriptors::default();
         let spec = spec(&snapshot, "firecracker", true, &mut descriptors);
         monitor.start(spec, &descriptors).unwrap();
@@ -111,8 +112,7 @@ fn a_monitor_is_jailed_before_its_guest_runs() {
         let read = |file: &str| std::fs::read(format!("{process}/{file}")).unwrap();
         let status = String::from_utf8(read("status")).unwrap();
         assert_eq!(status.contains("\nNoNewPrivs:\t1\n"), jailed, "{status}");
-        let environment = String::from_utf8_lossy(&read("environ")).into_owned();
-        assert!(!environment.contains("PATH="), "{environment}");
+        assert_eq!(String::from_utf8_lossy(&read("environ")), "");
         monitor.release().unwrap();
         let report = monitor.started(Some(LIMIT)).unwrap();
         monitor.wait().unwrap();
@@ -121,10 +121,18 @@ fn a_monitor_is_jailed_before_its_guest_runs() {
     }
 }
 
-/// A group that can limit CPU time; `None` where this process may not make one.
-fn cpu_group(name: &str) -> Option<Cgroup> {
-    let group = CgroupPlace::find("cpu").and_then(|place| place.create(name));
-    firn_required::has("cpu_limits", group.is_ok()).then(|| group.unwrap())
+#[test]
+fn a_start_without_kvm_reports_what_is_missing() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(snapshot) = player(directory.path(), "sequential-read:4M") else { return };
+    let (program, kvm) = (env!("CARGO_BIN_EXE_firn").as_ref(), "/nowhere/kvm".as_ref());
+    let mut monitor = Monitor::spawn(&Jail::new(JailMode::Auto), program, kvm).unwrap();
+    let mut descriptors = Descriptors::default();
+    let spec = spec(&snapshot, "firecracker", false, &mut descriptors);
+    monitor.start(spec, &descriptors).unwrap();
+    let error = monitor.started(Some(LIMIT)).unwrap_err();
+    assert!(matches!(error, StartError::Incompatible(_)), "{error:?}");
+    assert!(error.to_string().contains("/nowhere/kvm does not exist: load the kvm"), "{error}");
 }
 
 /// CPU time of a process's threads, ns.
@@ -142,8 +150,13 @@ fn cpu_ns(process: u32) -> u64 {
 fn a_guest_gets_no_more_cpu_time_than_its_group() {
     let directory = tempfile::tempdir().unwrap();
     let Some(snapshot) = player(directory.path(), "sequential-read:64M") else { return };
-    let name = format!("firn-test-{}", std::process::id());
-    let Some(group) = cpu_group(&name) else { return };
+    let jail = Jail::with_cpu_limits(JailMode::Off);
+    if !firn_required::has("cpu_limits", jail.is_ok()) {
+        return;
+    }
+    let program = env!("CARGO_BIN_EXE_firn").as_ref();
+    let mut monitor = Monitor::spawn(&jail.unwrap(), program, KVM_DEVICE.as_ref()).unwrap();
+    let group = monitor.limits().unwrap().group("cpu").unwrap();
     // A tenth of a CPU.
     match group.version() {
         CgroupVersion::V1 => {
@@ -152,44 +165,53 @@ fn a_guest_gets_no_more_cpu_time_than_its_group() {
         }
         CgroupVersion::V2 => group.write("cpu.max", "2000 20000").unwrap(),
     }
-    let door = group.door();
-    let program = env!("CARGO_BIN_EXE_firn").as_ref();
-    let mut monitor =
-        Monitor::spawn_in(Some(group), &Jail::default(), program, KVM_DEVICE.as_ref()).unwrap();
+    let path = group.path().to_owned();
     let mut descriptors = Descriptors::default();
     let spec = spec(&snapshot, "firecracker", true, &mut descriptors);
     monitor.start(spec, &descriptors).unwrap();
     // The guest touches its pages without a pause, then waits.
     assert!(matches!(monitor.progress(Some(LIMIT)).unwrap(), Progress::Held));
     let groups = std::fs::read_to_string(format!("/proc/{}/cgroup", monitor.pid())).unwrap();
-    assert!(groups.contains(&name), "{groups}");
+    assert!(groups.contains("/firn-monitors-"), "{groups}");
     let used = cpu_ns(monitor.pid());
-    let periods = monitor.group().unwrap().value("cpu.stat", "nr_periods").unwrap();
-    let throttled = monitor.group().unwrap().value("cpu.stat", "nr_throttled").unwrap();
+    let value = |name| {
+        let group = monitor.limits().unwrap().group("cpu").unwrap();
+        group.value("cpu.stat", name).unwrap()
+    };
+    let (periods, throttled) = (value("nr_periods"), value("nr_throttled"));
     let allowed = periods * 2_000_000;
     assert!(throttled > 0 && used > 10_000_000, "{used} ns, {throttled} periods");
     assert!(used < allowed * 13 / 10, "{used} ns of {allowed} ns in {periods} periods");
     drop(monitor);
-    assert!(!door.exists(), "the group ends with its monitor");
+    assert!(!path.exists(), "the group ends with its monitor");
 }
 
 #[test]
 fn a_monitor_that_cannot_enter_its_group_starts_nothing() {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_firn"));
+    let ran = program.args(["monitor", "--cgroup", "/nowhere/cgroup.procs"]).output().unwrap();
+    assert!(!ran.status.success());
+    let text = String::from_utf8_lossy(&ran.stderr);
+    assert!(text.contains("cannot enter the control group of /nowhere"), "{text}");
+}
+
+#[test]
+fn a_monitor_without_control_groups_is_reported_or_refused() {
     let directory = tempfile::tempdir().unwrap();
-    let name = format!("firn-gone-{}", std::process::id());
-    let Some(group) = cpu_group(&name) else { return };
-    // Its directory is gone.
-    std::fs::remove_dir(group.door().parent().unwrap()).unwrap();
-    let program = env!("CARGO_BIN_EXE_firn").as_ref();
-    let mut monitor =
-        Monitor::spawn_in(Some(group), &Jail::default(), program, KVM_DEVICE.as_ref()).unwrap();
     let Some(snapshot) = player(directory.path(), "sequential-read:4M") else { return };
+    let (program, kvm) = (env!("CARGO_BIN_EXE_firn").as_ref(), KVM_DEVICE.as_ref());
+    let jail = Jail::without_limits(JailMode::Auto, "a test");
+    let mut monitor = Monitor::spawn(&jail, program, kvm).unwrap();
     let mut descriptors = Descriptors::default();
     let spec = spec(&snapshot, "firecracker", false, &mut descriptors);
-    let error =
-        monitor.start(spec, &descriptors).and_then(|()| monitor.started(Some(LIMIT))).unwrap_err();
-    let StartError::Monitor(chain) = error else { panic!("{error:?}") };
-    assert!(chain.to_string().contains("cannot enter the control group"), "{chain}");
+    monitor.start(spec, &descriptors).unwrap();
+    let report = monitor.started(Some(LIMIT)).unwrap().jail.unwrap();
+    assert!(report.missing.contains(&(Wall::Limits, "a test".to_owned())), "{report:?}");
+    assert!(!report.walls.contains(&Wall::Limits), "{report:?}");
+    let jail = Jail::without_limits(JailMode::Require, "a test");
+    let error = Monitor::spawn(&jail, program, kvm).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("no wall limits: a test; with --jail auto"), "{text}");
 }
 
 #[test]

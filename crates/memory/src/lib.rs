@@ -67,7 +67,7 @@ pub use guest_memory::{
     MemoryUsage, Reservation, UsageError, ViewError,
 };
 pub use host_facts::{HostFacts, HostFactsError};
-pub use own_files::{OwnFiles, OwnFilesError};
+pub use own_files::{OwnDevices, OwnFiles, OwnFilesError, USERFAULTFD_DEVICE};
 pub use plan::{
     Advice, Integrity, Layer, Leaf, LoadFile, Plan, PlanError, PlanSummary, PlanTable, Segment,
     Sharing, Source, Step, When, Work,

@@ -9,7 +9,6 @@ use std::sync::OnceLock;
 
 use procfs::process::Status;
 use procfs::{FromRead, ProcError};
-use rustix::fs::{Mode, OFlags};
 use thiserror::Error;
 
 const PAGEMAP: &str = "/proc/self/pagemap";
@@ -17,7 +16,8 @@ const MAPS: &str = "/proc/self/maps";
 const SMAPS: &str = "/proc/self/smaps";
 const STATUS: &str = "/proc/self/status";
 const NOWHERE: &str = "/dev/null";
-const USERFAULTFD: &str = "/dev/userfaultfd";
+/// The device that userfaultfds are opened from (Linux 6.1; userfaultfd(2)).
+pub const USERFAULTFD_DEVICE: &str = "/dev/userfaultfd";
 /// Bytes of the first read of a file.
 const FIRST_READ: usize = 64 << 10;
 
@@ -29,9 +29,30 @@ pub struct OwnFiles {
     maps: File,
     smaps: File,
     status: File,
-    nowhere: File,
-    /// `None` where the kernel has no such device, or this process may not use it.
-    userfaultfd: Option<OwnedFd>,
+    devices: OwnDevices,
+}
+
+/// Those of the files that are devices, which another process may open: a userfaultfd belongs to
+/// the process that makes it.
+#[derive(Debug)]
+pub struct OwnDevices {
+    /// /dev/null, for writing.
+    pub nowhere: OwnedFd,
+    /// [`USERFAULTFD_DEVICE`]; `None` where the kernel has no such device, or this process may not
+    /// use it.
+    pub userfaultfd: Option<OwnedFd>,
+}
+
+impl OwnDevices {
+    /// Opens them.
+    ///
+    /// # Errors
+    /// [`OwnFilesError`]: /dev/null cannot be opened.
+    pub fn open() -> Result<Self, OwnFilesError> {
+        let nowhere = open(NOWHERE, File::options().write(true))?.into();
+        let userfaultfd = File::options().read(true).write(true).open(USERFAULTFD_DEVICE);
+        Ok(Self { nowhere, userfaultfd: userfaultfd.ok().map(OwnedFd::from) })
+    }
 }
 
 /// A file of this process cannot be opened.
@@ -60,8 +81,18 @@ impl OwnFiles {
         if let Some(files) = FILES.get() {
             return Ok(files);
         }
-        let opened = Self::open()?;
+        let opened = Self::open(OwnDevices::open()?)?;
         Ok(FILES.get_or_init(|| opened))
+    }
+
+    /// Makes the first call for a process that has got the devices from another one.
+    ///
+    /// # Errors
+    /// [`OwnFilesError`].
+    pub fn open_with(devices: OwnDevices) -> Result<(), OwnFilesError> {
+        let opened = Self::open(devices)?;
+        FILES.get_or_init(|| opened);
+        Ok(())
     }
 
     /// The files, if they are open. Async-signal-safe.
@@ -69,20 +100,14 @@ impl OwnFiles {
         FILES.get()
     }
 
-    fn open() -> Result<Self, OwnFilesError> {
-        let open = |path, options: &OpenOptions| {
-            options.open(path).map_err(|source| OwnFilesError { path, source })
-        };
-        let (mut read, mut write) = (File::options(), File::options());
-        let (read, write) = (read.read(true), write.write(true));
-        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    fn open(devices: OwnDevices) -> Result<Self, OwnFilesError> {
+        let read = |path| open(path, File::options().read(true));
         Ok(Self {
-            pagemap: open(PAGEMAP, read)?,
-            maps: open(MAPS, read)?,
-            smaps: open(SMAPS, read)?,
-            status: open(STATUS, read)?,
-            nowhere: open(NOWHERE, write)?,
-            userfaultfd: rustix::fs::open(USERFAULTFD, flags, Mode::empty()).ok(),
+            pagemap: read(PAGEMAP)?,
+            maps: read(MAPS)?,
+            smaps: read(SMAPS)?,
+            status: read(STATUS)?,
+            devices,
         })
     }
 
@@ -107,14 +132,18 @@ impl OwnFiles {
     }
 
     /// /dev/null, for writing.
-    pub(crate) fn nowhere(&self) -> &File {
-        &self.nowhere
+    pub(crate) fn nowhere(&self) -> &OwnedFd {
+        &self.devices.nowhere
     }
 
-    /// /dev/userfaultfd.
+    /// [`USERFAULTFD_DEVICE`].
     pub(crate) fn userfaultfd(&self) -> Option<&OwnedFd> {
-        self.userfaultfd.as_ref()
+        self.devices.userfaultfd.as_ref()
     }
+}
+
+fn open(path: &'static str, options: &OpenOptions) -> Result<File, OwnFilesError> {
+    options.open(path).map_err(|source| OwnFilesError { path, source })
 }
 
 /// The whole text of a file of /proc, whose length is not known before.

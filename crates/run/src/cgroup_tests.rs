@@ -10,7 +10,7 @@ const MOUNTS_V1: &str = "30 24 0:26 / /sys/fs/cgroup/cpu rw,relatime - cgroup cg
 fn find_in(groups: &str, mounts: &str) -> Option<CgroupPlace> {
     let groups = ProcessCGroups::from_read(groups.as_bytes()).unwrap();
     let mounts: Vec<_> = mounts.lines().map(|line| MountInfo::from_line(line).unwrap()).collect();
-    find("memory", &groups.0, &mounts)
+    find(Controller { v1: "memory", v2: Some("memory") }, &groups.0, &mounts)
 }
 
 #[test]
@@ -38,14 +38,14 @@ fn version_2_gets_the_controller_and_a_group_is_removed_with_those_in_it() {
     let root = tempfile::tempdir().unwrap();
     let control = root.path().join("cgroup.subtree_control");
     fs::write(&control, "cpuset memory\n").unwrap();
-    let group = create("cpu", root.path(), "a", CgroupVersion::V2).unwrap();
-    assert_eq!(fs::read_to_string(&control).unwrap(), "+cpu");
+    let group = create(vec!["cpu", "memory", "io"], root.path(), "a", CgroupVersion::V2).unwrap();
+    assert_eq!(fs::read_to_string(&control).unwrap(), "+cpu +io");
     let path = root.path().join("a");
     let error = group.create("b").unwrap_err();
     assert!(error.to_string().contains("a/cgroup.subtree_control of a control group"), "{error}");
-    let v1 = create("cpu", &path, "b", CgroupVersion::V1).unwrap();
+    let v1 = create(vec!["cpu"], &path, "b", CgroupVersion::V1).unwrap();
     fs::create_dir(path.join("b/c")).unwrap();
-    assert_eq!(v1.door(), path.join("b/tasks"));
+    assert_eq!(v1.door(), path.join("b/cgroup.procs"));
     drop(v1);
     assert!(path.is_dir() && !path.join("b").exists());
 }

@@ -182,7 +182,7 @@ stages! {
     Execute: firn_memory::ExecuteError, firn_memory::VerifyPlanError;
     Schedule: firn_memory::StepError;
     Host: firn_vmm::DiskError, firn_vmm::BindVsockError, firn_vmm::OpenFileError;
-    Boot: firn_vmm::BootError, firn_vmm::OpenKvmError;
+    Boot: firn_vmm::BootError;
     Restore: firn_vmm::RestoreError;
     Resume: firn_vmm::VcpuThreadError, firn_vmm::ReleaseError;
     Run: firn_vmm::RunError;

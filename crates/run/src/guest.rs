@@ -27,6 +27,10 @@ pub trait Listener: Send + Sync {
     /// A player has touched its last page. It checks all its memory when this returns.
     fn held(&self) {}
 
+    /// What the microVM may take of memory, bytes: its guest's, and what its guest writes to its
+    /// disk, if that is in memory. Comes before the guest's first instruction.
+    fn sized(&self, _memory: u64, _disk: u64) {}
+
     /// Something that people should know and that fails nothing.
     fn note(&self, text: &str);
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use firn_memory::USERFAULTFD_DEVICE;
 use landlock::{AccessFs, LandlockStatus, Ruleset, RulesetAttr, RulesetError};
 use serde::Serialize;
 
@@ -18,7 +19,6 @@ const USER_NAMESPACE_SWITCHES: [(&str, &str); 2] = [
     ("/proc/sys/kernel/unprivileged_userns_clone", "0"),
     ("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1"),
 ];
-const USERFAULTFD: &str = "/dev/userfaultfd";
 
 /// What this host has for the isolation of microVMs, and what it lacks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -121,7 +121,7 @@ impl HostSecurity {
             landlock_abi: landlock_abi(),
             seccomp: file(SECCOMP_ACTIONS).is_some_and(|actions| has_filters(&actions)),
             user_namespaces: user_namespaces(file),
-            userfaultfd_device: Path::new(USERFAULTFD).exists(),
+            userfaultfd_device: Path::new(USERFAULTFD_DEVICE).exists(),
         }
     }
 }

@@ -155,6 +155,11 @@ impl Instances {
         Self::in_directory(base)
     }
 
+    /// The directory.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.base
+    }
+
     /// Claims a name for a microVM of this process.
     ///
     /// # Errors

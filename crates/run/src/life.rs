@@ -59,12 +59,18 @@ impl Clock {
 
 /// The KVM of this process, with what a standby monitor made on it; or why it has none, which the
 /// start reports once it needs it.
-pub struct KvmDevice(pub(crate) Result<Standby, OpenKvmError>);
+pub struct KvmDevice(pub(crate) Result<Standby, ErrorChain>);
 
 impl From<&Path> for KvmDevice {
     /// Opens the device.
     fn from(path: &Path) -> Self {
-        Self(OpenKvm::open(path).map(Standby::from))
+        OpenKvm::open(path).into()
+    }
+}
+
+impl From<Result<OpenKvm, OpenKvmError>> for KvmDevice {
+    fn from(opened: Result<OpenKvm, OpenKvmError>) -> Self {
+        Self(opened.map(Standby::from).map_err(|error| ErrorChain::of(&error)))
     }
 }
 
@@ -220,7 +226,7 @@ impl Source {
 }
 
 fn open_machine(snapshot: &Snapshot, kvm: KvmDevice) -> Result<FrozenMachine<'_>, StartError> {
-    let kvm = kvm.0.map_err(firn_vmm::IncompatibleError::from)?;
+    let kvm = kvm.0.map_err(StartError::Incompatible)?;
     Ok(FrozenMachine::open_on(snapshot, kvm)?)
 }
 

@@ -30,6 +30,7 @@ use crate::outcome::Outcome;
 use crate::report::StartReport;
 use crate::session::{self, After, Interruption};
 use crate::spec::{BootSpec, HostSpec, OpenedFile, Sockets, StartSpec, ThawSpec};
+use crate::start::report_size;
 
 /// A guest with Linux, and what its monitor serves it with.
 pub(crate) struct Linux {
@@ -293,7 +294,8 @@ pub(crate) fn boot(
         network: boot.network,
         host: guest.take_host()?,
     };
-    let mut microvm = Microvm::boot(config, kvm.0?)?;
+    let mut microvm = Microvm::boot(config, kvm.0.map_err(StartError::Boot)?)?;
+    report_size(&microvm, listener);
     jail::narrow(microvm.largest_file())?;
     microvm.resume()?;
     let (resumed, resumed_ns) = (Instant::now(), firn_base::now_ns());

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use firn_agent::protocol::RoleCredentials;
 use firn_memory::planners::{Planner, Preloaded, parse};
+use firn_vmm::Microvm;
 
 use crate::descriptors::Descriptors;
 use crate::error::StartError;
@@ -108,6 +109,12 @@ fn thaw_snapshot(
     Ok(())
 }
 
+/// Tells the listener what a microVM may take of memory, whose guest has not run yet.
+pub(crate) fn report_size(microvm: &Microvm, listener: &Arc<dyn Listener>) {
+    let memory = microvm.memory().layout().total_bytes();
+    listener.sized(memory, microvm.written_disk_memory());
+}
+
 /// How a thaw is to be done.
 pub(crate) struct Order<'a> {
     pub(crate) kvm: KvmDevice,
@@ -137,6 +144,7 @@ pub(crate) fn live(
     }
     let mut restored = mapped.restore(host, root)?;
     guest.restored(&restored.microvm, listener);
+    report_size(&restored.microvm, listener);
     if let Some(hold) = hold {
         let making = restored.making(begin)?;
         let Some(Resumption { clock, credentials }) = hold(&making)? else { return Ok(None) };

@@ -40,7 +40,7 @@ pub use inspect::{
 };
 pub use kvm::{
     KVM_DEVICE, KvmCounters, KvmError, KvmIndex, KvmStats, OpenKvm, OpenKvmError, TscError,
-    Virtualization, VmError, open as open_kvm, tsc_khz,
+    Virtualization, VmError, open as open_kvm, open_device as open_kvm_device, tsc_khz,
 };
 pub use microvm::{
     Argument, AssembleError, BootError, DiskError, End, FreezeError, FrozenMachine,
@@ -54,5 +54,5 @@ pub use vcpu::state::{RestoreVcpuError, SaveVcpuError};
 pub use vcpu::{VcpuFailure, VcpuThreadError};
 pub use virtio::{
     BindVsockError, Network, NetworkConfig, NetworkEnd, OpenTapError, RateLimit, RateLimiter,
-    VsockBroker, VsockConnector, VsockListener, open_tap, scratch_file,
+    VsockBroker, VsockConnector, VsockListener, is_in_memory, open_tap, scratch_file,
 };

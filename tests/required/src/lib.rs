@@ -2,8 +2,8 @@
 //!
 //! Some tests require a part that not every host has: `kvm`; `disk`, a folder for temporary files
 //! on a disk; `root`; `cgroup2`, control groups of version 2; `cpu_limits`, control groups of
-//! either version that limit CPU time; `dax`, the lab's `/dev/pmem1`; `tun`, tap
-//! devices, which the user may make; `clients`, boto3 in firn's cache (`make clients`).
+//! either version for monitors, which limit CPU time among others; `dax`, the lab's `/dev/pmem1`;
+//! `tun`, tap devices, which the user may make; `clients`, boto3 in firn's cache (`make clients`).
 //! Without it they pass.
 //! `FIRN_REQUIRE` names the parts of this host, separated by commas (`xtask/src/host.rs` sets it).
 //! A test that does not find one of those fails.

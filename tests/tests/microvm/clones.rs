@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use firn_run::jail::{Jail, JailMode};
 use firn_run::monitor::Monitor;
 use firn_run::{
     Descriptors, HostSpec, InvokeSpec, Origin, OwnedInstance, ReadyUse, ReplaySpec, SourceSpec,
@@ -72,6 +73,7 @@ fn ready_clones_get_their_identities_and_the_time_when_they_are_resumed() {
     let program = std::env::var_os("FIRN").unwrap_or_else(|| "firn".into());
     let snapshot = workshop();
     let event = json!({"module": "identity", "event": null}).to_string();
+    let jail = Jail::new(JailMode::Auto);
     let make = |number: usize| {
         let mut descriptors = Descriptors::default();
         let (source, root) =
@@ -87,7 +89,7 @@ fn ready_clones_get_their_identities_and_the_time_when_they_are_resumed() {
         let name = format!("ready-{}-{number}", std::process::id());
         let (claimed, host) = HostSpec::claim(Some(&name), None, true, &mut descriptors).unwrap();
         let spec = StartSpec::new(Origin::Thaw(thaw), host, LIMIT);
-        let mut monitor = Monitor::spawn(Path::new(&program), KVM_DEVICE.as_ref()).unwrap();
+        let mut monitor = Monitor::spawn(&jail, Path::new(&program), KVM_DEVICE.as_ref()).unwrap();
         monitor.make_ready(spec, &descriptors).unwrap();
         assert!(monitor.wait_made_ready(LIMIT).unwrap().dram_bytes > 0);
         (monitor, claimed)

@@ -6,7 +6,7 @@ use firn_base::error_chain;
 use firn_run::StartError;
 
 use super::{Budget, CapacityError, Carried};
-use crate::batch::{Batch, Instance, Interrupt, Player};
+use crate::batch::{Batch, Instance, Interrupt, Player, in_one_group};
 use crate::cgroup::MemoryLimit;
 use crate::players::Place;
 
@@ -31,6 +31,7 @@ impl Fill<'_> {
         full: impl FnOnce() -> T,
     ) -> Result<(Carried, T), CapacityError> {
         let limit = MemoryLimit::enter(self.budget.memory)?;
+        let jail = in_one_group();
         let mut batch = Batch::new(interrupt);
         let mut carried = Carried { microvms: 0, usage: limit.usage()?, end: None };
         for number in 1..=self.budget.most {
@@ -46,7 +47,7 @@ impl Fill<'_> {
                 input: None,
                 warm: false,
                 unchecked: false,
-                jailed: true,
+                jail: &jail,
             };
             batch.start(player, number, None)?;
             if let Some(instance) = batch.instances.back_mut() {

@@ -16,6 +16,7 @@ use crate::host::Host;
 use crate::players::Place;
 use crate::stats::{Comparison, Summary};
 use firn_run::StartReport;
+use firn_run::jail::{Jail, JailMode};
 
 /// The loop and the player that are compared.
 #[derive(Clone, Debug)]
@@ -118,13 +119,14 @@ impl FloorComparison {
     ) -> Result<FloorResults, CompareError> {
         let snapshot = Snapshot::open(&self.snapshot)?;
         let files = SnapshotFiles::open(&self.snapshot, None)?;
+        let jail = Jail::new(JailMode::Auto);
         let (mut floors, mut players) = (Vec::new(), Vec::new());
         for pair in 1..=self.pairs {
             if pair % 2 == 1 {
                 floors.push(self.floor(&snapshot, &files, pair)?);
-                players.push(self.player(&files, pair, interrupt)?);
+                players.push(self.player(&files, pair, interrupt, &jail)?);
             } else {
-                players.push(self.player(&files, pair, interrupt)?);
+                players.push(self.player(&files, pair, interrupt, &jail)?);
                 floors.push(self.floor(&snapshot, &files, pair)?);
             }
             done();
@@ -172,6 +174,7 @@ impl FloorComparison {
         files: &SnapshotFiles,
         pair: u32,
         interrupt: &Interrupt,
+        jail: &Jail,
     ) -> Result<StartReport, CompareError> {
         files.prepare(Cache::Cached, false)?;
         batch::run(
@@ -184,7 +187,7 @@ impl FloorComparison {
                 input: None,
                 warm: false,
                 unchecked: false,
-                jailed: true,
+                jail,
             }],
             1,
             Vec::new(),

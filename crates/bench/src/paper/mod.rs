@@ -20,6 +20,7 @@ use firn_run::cgroup::CgroupError;
 pub use experiments::{EXPERIMENTS, Experiment, Quantity, Shape, UnknownExperiment, find};
 pub use outcome::{Outcome, Place};
 
+use crate::batch::Jails;
 use crate::capacity::{Budget, FillError, fill};
 use crate::cgroup::MemoryLimit;
 use crate::harness::Harness;
@@ -186,6 +187,14 @@ impl Runner<'_> {
         Ok(())
     }
 
+    fn jails(&self) -> Jails {
+        match self.experiment.shape {
+            // The limit is one of all microVMs together.
+            Shape::Memory(..) => Jails::in_one_group(),
+            _ => Jails::default(),
+        }
+    }
+
     /// Measures all planners in turn. A planner that fails is left out of this place, and the
     /// others are measured again.
     fn session(
@@ -199,6 +208,7 @@ impl Runner<'_> {
         while !subjects.is_empty() {
             let session = Session {
                 program: self.harness.program.clone(),
+                jails: self.jails(),
                 players: prepared.players.clone(),
                 subjects: subjects.iter().chain(to_repeat(&subjects)).cloned().collect(),
                 runs: self.config.runs,

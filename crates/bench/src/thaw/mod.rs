@@ -20,6 +20,7 @@ pub use results::{Noise, RESULTS_VERSION, Results, Row};
 pub use session::{Session, SessionError};
 pub(crate) use session::{Turn, shuffled};
 
+use crate::batch::Jails;
 use crate::cache::Cache;
 use crate::harness::Harness;
 use crate::players::{PlayersConfig, PlayersError, Subject};
@@ -141,6 +142,7 @@ impl ThawConfig {
         }
         let session = Session {
             program: harness.program.clone(),
+            jails: Jails::default(),
             players: prepared.players.clone(),
             subjects,
             runs: self.runs,

@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use super::open_loop::{self, OpenLoop};
 use super::results::{Noise, Results, Row, RowHead, Run};
-use crate::batch::{self, BatchError, Interrupt, Player, Prepared, Reports};
+use crate::batch::{self, BatchError, Interrupt, Jails, Player, Prepared, Reports, in_one_group};
 use crate::cache::{Cache, CacheError, SnapshotFiles};
 use crate::cgroup::MemoryLimit;
 use crate::free_reads::{self, FreeReads};
@@ -27,6 +27,8 @@ use crate::progress::{Progress, Steps};
 pub struct Session {
     /// The `firn` program: each microVM is a process of it.
     pub program: PathBuf,
+    /// The jails of the monitors.
+    pub jails: Jails,
     /// Players, measured one after the other.
     pub players: Vec<FrozenPlayer>,
     /// Planners, measured in turn. A planner that is listed twice is compared with itself.
@@ -350,7 +352,7 @@ impl Session {
             faults: self.faults,
             warm: self.warm,
             unchecked: false,
-            jailed: subject.jailed,
+            jail: self.jails.of(subject.jailed),
         }
     }
 
@@ -473,6 +475,8 @@ struct Made {
 impl Made {
     fn of(player: &Player<'_>) -> Result<Self, StartError> {
         let shape = player.shape()?;
+        let jail = in_one_group();
+        let player = Player { jail: &jail, ..*player };
         let bytes = counted(|| player.stand_by(&shape), |_| 0)?;
         Ok(Self { shape, bytes })
     }
@@ -481,6 +485,8 @@ impl Made {
 /// Memory of one ready clone: what is charged to its group, and its copy, which the pool's manager
 /// made. `None` where it cannot be counted.
 fn ready_bytes(player: &Player<'_>) -> Result<Option<u64>, StartError> {
+    let jail = in_one_group();
+    let player = Player { jail: &jail, ..*player };
     counted(|| player.make_ready(), |(_, making)| making.copy_bytes)
 }
 

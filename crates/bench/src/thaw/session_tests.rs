@@ -38,6 +38,7 @@ fn session(directory: &std::path::Path, planners: &[&str], runs: u32, script: &s
     fs::write(snapshot.join("snapshot.firn"), []).unwrap();
     Session {
         program,
+        jails: Jails::in_one_group(),
         players: vec![frozen(snapshot)],
         subjects: planners.iter().map(|planner| subject(planner)).collect(),
         runs,

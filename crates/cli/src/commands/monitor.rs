@@ -8,16 +8,16 @@ use anyhow::Context;
 use clap::Parser;
 
 use firn_run::jail::{JailMode, SharedPaths};
-use firn_vmm::KVM_DEVICE;
 
 use crate::output;
 
 /// Run a microVM for the process that started this one, which sends the request over standard input
 #[derive(Debug, Parser)]
 pub(crate) struct MonitorArgs {
-    /// The KVM device
-    #[arg(long, value_name = "DEVICE", default_value = KVM_DEVICE)]
-    kvm: PathBuf,
+    /// The directory of the microVMs of the process that started this one. It tells people whose
+    /// monitor this is
+    #[arg(long, value_name = "DIR")]
+    owner: Option<PathBuf>,
     /// The file of a control group to which this process writes `0` to enter the group
     #[arg(long, value_name = "FILE")]
     cgroup: Option<PathBuf>,
@@ -44,7 +44,7 @@ pub(crate) fn run(arguments: &MonitorArgs) -> ExitCode {
     }
     let (network, root) = (arguments.network.clone(), arguments.root.clone());
     let shared = network.zip(root).map(|(network, root)| SharedPaths { network, root });
-    match firn_run::monitor::serve(&arguments.kvm, arguments.jail, shared.as_ref()) {
+    match firn_run::monitor::serve(arguments.jail, shared.as_ref()) {
         Ok(()) => ExitCode::SUCCESS,
         // The process that started this one has the error.
         Err(_) => ExitCode::FAILURE,

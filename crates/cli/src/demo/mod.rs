@@ -12,6 +12,7 @@ use clap::Args;
 
 use firn_bench::demo::DemoConfig;
 use firn_lab::RunConfig;
+use firn_run::jail::{Jail, JailMode};
 use firn_vmm::{KVM_DEVICE, Virtualization, open_kvm};
 
 use crate::commands::{bench, lab};
@@ -84,10 +85,12 @@ pub(crate) fn run(arguments: &DemoArgs) -> Result<ExitCode> {
 fn functions(arguments: &DemoArgs) -> Result<()> {
     let program = std::env::current_exe().context("cannot find the path of this program")?;
     let work = tempfile::tempdir().context("cannot create a directory for snapshots")?;
+    let jail = Jail::new(JailMode::Auto);
     let mut scenarios: Vec<Scenario> = Vec::new();
     for name in &arguments.names {
         let stage = Stage {
             program: &program,
+            jail: &jail,
             function: arguments.functions.join(name),
             work: work.path(),
             thaws: arguments.thaws,

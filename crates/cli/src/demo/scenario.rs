@@ -14,6 +14,7 @@ use firn_base::now_ns;
 use firn_lab::guest_file;
 use firn_memory::page_cache;
 use firn_pool::{Client, CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
+use firn_run::jail::Jail;
 use firn_run::monitor::Monitor;
 use firn_run::{
     AgentClient, BootSpec, Descriptors, FreezeInstanceReport, Function, HostSpec, ImageName,
@@ -104,6 +105,8 @@ pub(super) struct Scenario {
 pub(super) struct Stage<'a> {
     /// The firn program, for monitors.
     pub(super) program: &'a Path,
+    /// How the monitors are jailed.
+    pub(super) jail: &'a Jail,
     /// The function's directory.
     pub(super) function: PathBuf,
     /// A directory for snapshots.
@@ -142,7 +145,7 @@ impl Stage<'_> {
     /// Boots the function in a monitor of its own, and checks its first answer.
     fn boot(&self, name: &str) -> Result<(Monitor, OwnedInstance, Start)> {
         let begin = now_ns();
-        let mut monitor = Monitor::spawn(self.program, Path::new(KVM_DEVICE))?;
+        let mut monitor = Monitor::spawn(self.jail, self.program, Path::new(KVM_DEVICE))?;
         let mut descriptors = Descriptors::default();
         let mut open = |path: &Path| OpenedFile::open(path, &mut descriptors);
         let boot = BootSpec {
@@ -211,7 +214,7 @@ impl Stage<'_> {
                 invoke: Some(InvokeSpec { event, keep: false, compare: false }),
                 replay: ReplaySpec::default(),
             };
-            let mut monitor = Monitor::spawn(self.program, Path::new(KVM_DEVICE))?;
+            let mut monitor = Monitor::spawn(self.jail, self.program, Path::new(KVM_DEVICE))?;
             let (_claimed, host) = HostSpec::claim(None, None, true, &mut descriptors)?;
             let spec = StartSpec {
                 request_ns: Some(request_ns),

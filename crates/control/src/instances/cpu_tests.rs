@@ -1,5 +1,7 @@
 use std::process::{Child, Command};
 
+use firn_run::cgroup::CgroupPlace;
+
 use super::*;
 
 /// A process in a group that uses its processor all the time.
@@ -16,17 +18,15 @@ fn cpu_ns(process: u32) -> u64 {
 
 #[test]
 fn a_process_that_spins_gets_the_share_of_its_memory() {
-    let cpus = Cpus::open(1769);
-    if !firn_required::has("cpu_limits", cpus.is_ok()) {
+    let name = format!("firn-test-share-{}", std::process::id());
+    let group = CgroupPlace::find("cpu").and_then(|place| place.create(&name));
+    if !firn_required::has("cpu_limits", group.is_ok()) {
         return;
     }
-    let cpus = cpus.unwrap();
-    // Another daemon in the same place.
-    drop(Cpus::open(1769).unwrap());
-    let group = cpus.group().unwrap();
-    the_limit_follows_the_memory(&cpus, &group);
+    let (cpus, group) = (Cpus { one: 1769 }, group.unwrap());
+    the_limit_follows_the_memory(cpus, &group);
     // A tenth of a CPU: 2 ms in each period of 20 ms.
-    cpus.limit(&group, 177).unwrap();
+    cpus.limit_group(&group, 177).unwrap();
     let mut child = spinner(&group);
     let value = |name| group.value("cpu.stat", name).unwrap();
     let wait = |periods: u64| {
@@ -44,14 +44,11 @@ fn a_process_that_spins_gets_the_share_of_its_memory() {
     // A slice that was taken before the limit is paid back in a later period.
     assert!(used < allowed * 13 / 10, "{used} of {allowed} ns");
     assert!(used > 0 && value("nr_throttled") > 0);
-    let path = group.door();
-    drop(group);
-    assert!(!path.exists(), "the group goes with its monitor");
 }
 
-fn the_limit_follows_the_memory(cpus: &Cpus, group: &Cgroup) {
+fn the_limit_follows_the_memory(cpus: Cpus, group: &Cgroup) {
     for (memory, quota) in [(128, 1448), (1769, 20_000), (10_240, 115_772), (1, 1000)] {
-        cpus.limit(group, memory).unwrap();
+        cpus.limit_group(group, memory).unwrap();
         let found = match group.version() {
             CgroupVersion::V1 => group.number("cpu.cfs_quota_us").unwrap(),
             CgroupVersion::V2 => {
@@ -61,21 +58,4 @@ fn the_limit_follows_the_memory(cpus: &Cpus, group: &Cgroup) {
         };
         assert_eq!(found, quota);
     }
-}
-
-#[test]
-fn groups_of_daemons_that_have_ended_are_removed() {
-    let folder = tempfile::tempdir().unwrap();
-    // Both names are free process ids here: the daemons run in other PID namespaces.
-    let used = folder.path().join(format!("{PREFIX}{}", u32::MAX));
-    let left = folder.path().join(format!("{PREFIX}{}", u32::MAX - 1));
-    for path in [&used, &left.join("0"), &folder.path().join("other-1")] {
-        std::fs::create_dir_all(path).unwrap();
-    }
-    let daemon = lock(&used).unwrap();
-    sweep(folder.path());
-    assert!(used.exists() && !left.exists() && folder.path().join("other-1").exists());
-    drop(daemon);
-    sweep(folder.path());
-    assert!(!used.exists());
 }

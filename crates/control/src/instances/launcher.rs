@@ -356,8 +356,8 @@ impl Launcher {
     /// and the function's initialisation use without a limit.
     pub(crate) fn serves(&self, microvm: &Microvm, version: &Version) {
         microvm.serves();
-        let (Some(cpus), Some(group)) = (&self.cpus, microvm.monitor.group()) else { return };
-        if let Err(error) = cpus.limit(group, version.memory) {
+        let Some(cpus) = self.cpus else { return };
+        if let Err(error) = cpus.limit(&microvm.monitor, version.memory) {
             let error: &dyn std::error::Error = &error;
             tracing::error!(error, function = version.function, "cannot limit CPU time");
         }
@@ -610,9 +610,7 @@ impl Make<ThawKey, Microvm> for Launcher {
 
 impl Prepare for Launcher {
     fn spawn(&self) -> Result<Monitor, firn_run::StartError> {
-        let group = self.cpus.as_ref().map(Cpus::group).transpose();
-        let group = group.map_err(|error| firn_run::StartError::Monitor(ErrorChain::of(&error)))?;
-        Monitor::spawn_in(group, &self.jail, &self.program, &self.kvm)
+        Monitor::spawn(&self.jail, &self.program, &self.kvm)
     }
 
     fn shape(&self, key: &ThawKey) -> Option<Shape> {

@@ -5,13 +5,10 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, fallocate, fstatfs, fstatvfs, openat};
+use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, fallocate, fstatvfs, openat};
 use rustix::io::Errno;
 
 use crate::functions::Version;
-
-/// File systems in DRAM, by `f_type` (statfs(2)): tmpfs, ramfs, hugetlbfs.
-const IN_MEMORY: [i64; 3] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6];
 
 /// The name of a guest's disk that no folder can hold, in `/proc/PID/fd`.
 const MEMORY_FILE: &str = "/memfd:firn-overlay";
@@ -56,7 +53,7 @@ impl Scratch {
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => (true, None),
             opened => {
                 let file = opened?;
-                let in_memory = IN_MEMORY.contains(&fstatfs(&file)?.f_type);
+                let in_memory = firn_vmm::is_in_memory(&file)?;
                 let system = fstatvfs(&file)?;
                 // A file system without a limit has no blocks.
                 let free = system.f_bavail.saturating_mul(system.f_frsize);

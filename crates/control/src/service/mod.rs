@@ -258,8 +258,11 @@ impl Control {
             processes: Arc::default(),
             scratch,
             network: options.network.clone(),
-            jail: Jail::new(options.jail),
-            cpus: options.one_cpu.map(Cpus::open).transpose()?,
+            jail: match options.one_cpu {
+                Some(_) => Jail::with_cpu_limits(options.jail)?,
+                None => Jail::new(options.jail),
+            },
+            cpus: options.one_cpu.map(|one| Cpus { one }),
             ready: ReadyClones::new(options.ready),
         };
         // Removes what killed daemons and managers have left in the run folder.

@@ -3,6 +3,8 @@
 //! A monitor enters the jail at its first line, while it has one thread and no guest. The walls are
 //! the kernel's:
 //!
+//! - **limits**: control groups of its own, which limit its memory, its processes and the devices
+//!   that it may open (`limits.rs`, cgroups(7));
 //! - **descriptors**: it has those that it was given and those that it opens before, and not many,
 //!   and writes no larger file than its guest needs (close_range(2), `RLIMIT_NOFILE`,
 //!   `RLIMIT_FSIZE`);
@@ -22,20 +24,23 @@
 //! - **calls**: a filter of system calls, and a narrower one from the guest's first instruction on
 //!   (`filter.rs`, seccomp(2)).
 //!
-//! What it needs of /proc, /sys and /dev it opens before ([`enter`]); its supervisor opens
-//! everything else.
+//! What it needs of /proc and /sys it opens before ([`enter`]); its supervisor opens everything
+//! else, KVM among it.
 
+mod device_filter;
 mod filter;
+mod limits;
 mod privileges;
+mod spawner;
 
 use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
-use std::process::{Child, Command};
 use std::str::FromStr;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use firn_base::{ErrorChain, error_chain, ns_since, processors};
@@ -44,13 +49,19 @@ use firn_vmm::Virtualization;
 use landlock::{
     ABI, Access, AccessFs, AccessNet, Ruleset, RulesetAttr, RulesetError, RulesetStatus, Scope,
 };
+use parking_lot::Mutex;
 use rustix::process::geteuid;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use uuid::Uuid;
 
+use crate::cgroup::CgroupError;
 use crate::error::StartError;
+pub use limits::Limited;
+use limits::Limits;
+pub(crate) use limits::memory_limit;
+pub(crate) use spawner::Spawner;
 
 /// Whether monitors are jailed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -105,6 +116,8 @@ impl fmt::Display for JailMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wall {
+    /// The control groups.
+    Limits,
     /// Descriptors that it was not given, their number, and the size of files.
     Descriptors,
     /// The network namespace.
@@ -128,6 +141,7 @@ pub enum Wall {
 impl fmt::Display for Wall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Limits => "limits",
             Self::Descriptors => "descriptors",
             Self::Network => "network",
             Self::Names => "names",
@@ -190,11 +204,18 @@ pub struct SharedPaths {
 }
 
 /// The supervisor's side: how its monitors are jailed.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Jail {
     mode: JailMode,
     /// Without them each monitor makes its own.
     shared: Option<Arc<Shared>>,
+    limits: Option<Arc<Limits>>,
+    /// Why the limits are no whole wall.
+    missing: Option<String>,
+    /// The thread that starts the next monitor.
+    next: Mutex<Option<Spawner>>,
+    /// Whether it has started a monitor.
+    used: AtomicBool,
 }
 
 impl Jail {
@@ -202,14 +223,45 @@ impl Jail {
     /// namespaces that they share.
     #[must_use]
     pub fn new(mode: JailMode) -> Self {
-        let shared = mode != JailMode::Off && geteuid().is_root();
-        Self { mode, shared: shared.then(Shared::make).and_then(Result::ok).map(Arc::new) }
+        let limits = (mode != JailMode::Off).then(|| Limits::make(limits::ALL));
+        Self::with(mode, limits.unwrap_or_else(|| Ok(Limits::none(None))))
     }
 
-    /// The jail of the monitors that this process starts without naming one: [`JailMode::Auto`].
-    pub(crate) fn of_process() -> &'static Self {
-        static JAIL: OnceLock<Jail> = OnceLock::new();
-        JAIL.get_or_init(|| Self::new(JailMode::Auto))
+    /// The same for monitors that stay in the control groups of this process, for a reason.
+    #[must_use]
+    pub fn without_limits(mode: JailMode, reason: &str) -> Self {
+        Self::with(mode, Ok(Limits::none(Some(reason.to_owned()))))
+    }
+
+    /// A jail whose monitors have a group that can limit CPU time, in any mode.
+    ///
+    /// # Errors
+    /// [`CgroupError`].
+    pub fn with_cpu_limits(mode: JailMode) -> Result<Self, CgroupError> {
+        let jail = match mode {
+            JailMode::Off => Self::with(mode, Limits::make(limits::CPU)),
+            mode => Self::new(mode),
+        };
+        match jail.limits.as_ref().is_some_and(|limits| limits.has("cpu")) {
+            true => Ok(jail),
+            false => Err(CgroupError::NoController("cpu")),
+        }
+    }
+
+    fn with(mode: JailMode, limits: Result<Limits, CgroupError>) -> Self {
+        let shared = mode != JailMode::Off && geteuid().is_root();
+        let limits = limits.unwrap_or_else(|error| Limits::none(Some(error_chain(&error))));
+        let missing = limits.missing().map(ToOwned::to_owned);
+        let jail = Self {
+            mode,
+            shared: shared.then(Shared::make).and_then(Result::ok).map(Arc::new),
+            limits: limits.is_some().then(|| Arc::new(limits)),
+            missing,
+            next: Mutex::default(),
+            used: AtomicBool::new(false),
+        };
+        jail.prepare();
+        jail
     }
 
     /// The mode.
@@ -232,24 +284,41 @@ impl Jail {
         Some(SharedPaths { network: of(&shared.network), root: of(&shared.root) })
     }
 
-    /// Starts the process of a monitor: in a pid namespace of its own, whose first process it is,
-    /// where this process has root's rights.
+    /// A thread that starts a monitor, and why the monitor's limits are no whole wall.
     ///
-    /// A namespace of the calling thread is one for its children. So this thread has one child.
-    pub(crate) fn spawn(&self, command: &mut Command) -> io::Result<Child> {
-        if self.shared.is_none() {
-            return command.spawn();
+    /// # Errors
+    /// [`StartError::Jail`]: it is to have all walls, and lacks these.
+    pub(crate) fn spawner(&self) -> Result<(Spawner, Option<String>), StartError> {
+        let failed = |error| StartError::session("start a thread", error);
+        let prepared = self.next.lock().take();
+        let mut spawner = prepared.map_or_else(|| self.start(), Ok).map_err(failed)?;
+        let missing = spawner.wait().err().or_else(|| self.missing.clone());
+        match missing {
+            Some(reason) if self.mode == JailMode::Require => {
+                Err(StartError::Jail { wall: Wall::Limits, reason })
+            }
+            missing => Ok((spawner, missing)),
         }
-        let spawn = || {
-            // Where that fails, the monitor finds out.
-            let _ = privileges::unshare(UnshareFlags::NEWPID);
-            command.spawn()
-        };
-        std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().name("spawn".into());
-            let spawned = thread.spawn_scoped(scope, spawn)?;
-            spawned.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
+    }
+
+    /// Prepares the start of a monitor, in the background. A supervisor that has one monitor
+    /// prepares it once; for the others this is done after each start.
+    pub(crate) fn prepare_next(&self) {
+        if self.used.swap(true, Ordering::Relaxed) {
+            self.prepare();
+        }
+    }
+
+    fn prepare(&self) {
+        let mut next = self.next.lock();
+        if next.is_none() {
+            // Without it, the next start has the error.
+            *next = self.start().ok();
+        }
+    }
+
+    fn start(&self) -> io::Result<Spawner> {
+        Spawner::start(self.limits.clone(), self.shared.is_some())
     }
 }
 
@@ -266,8 +335,8 @@ pub(crate) unsafe fn close_inherited() -> Result<(), StartError> {
     closed.map_err(|error| StartError::session("close inherited descriptors", error))
 }
 
-/// Opens what a monitor needs of /proc, /sys and /dev while it can, and reads what is read once in
-/// a process.
+/// Opens what a monitor needs of /proc and /sys while it can, and reads what is read once in a
+/// process.
 fn prepare() -> io::Result<()> {
     privileges::keep_heaps()?;
     OwnFiles::of_process()?;
@@ -279,20 +348,18 @@ fn prepare() -> io::Result<()> {
 }
 
 /// Enters the jail, in a process with one thread. `shared` are the namespaces of its supervisor,
-/// where it has some; `open` opens what this process needs besides, before it is jailed.
+/// where it has some.
 ///
 /// # Errors
 /// [`StartError::Jail`]: a wall that is required cannot be had.
-pub fn enter<T>(
+pub fn enter(
     mode: JailMode,
     shared: Option<&SharedPaths>,
-    open: impl FnOnce() -> T,
-) -> Result<(Option<JailReport>, T), StartError> {
+) -> Result<Option<JailReport>, StartError> {
     if mode == JailMode::Off {
-        return Ok((None, open()));
+        return Ok(None);
     }
     let prepared = prepare();
-    let opened = open();
     let begin = Instant::now();
     let mut report = JailReport::default();
     let mut build = |wall, built: io::Result<()>| match built {
@@ -331,7 +398,7 @@ pub fn enter<T>(
         Some((wall, reason)) if mode == JailMode::Require => {
             Err(StartError::Jail { wall: *wall, reason: reason.clone() })
         }
-        _ => Ok((Some(report), opened)),
+        _ => Ok(Some(report)),
     }
 }
 

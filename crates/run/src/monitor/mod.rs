@@ -23,6 +23,7 @@
 //! ```
 
 mod connection;
+mod devices;
 mod process;
 mod serve;
 mod supervisor;
@@ -91,6 +92,14 @@ pub(crate) enum Event {
     Ready(Option<String>),
     /// The answer to [`Order::MakeReady`].
     MadeReady(Box<Making>),
+    /// What the microVM may take of memory, bytes. Comes once, before the guest's first
+    /// instruction.
+    Size {
+        /// The guest's memory.
+        memory: u64,
+        /// What the guest writes to its disk, if that is in memory.
+        disk: u64,
+    },
     /// A player has touched its last page and waits for [`Order::Release`].
     Held,
     /// The function has answered; the report, which has the answer too, follows.

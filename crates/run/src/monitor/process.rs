@@ -1,6 +1,5 @@
 //! The side of the process that starts a monitor.
 
-use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -10,18 +9,20 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use firn_agent::protocol::RoleCredentials;
-use firn_base::{ErrorChain, now_ns};
+use firn_base::{ErrorChain, error_chain, now_ns};
+use firn_memory::OwnDevices;
 use firn_pool::Client;
 use firn_snapshot::SnapshotDirectory;
 use firn_vmm::Shape;
 use thiserror::Error;
 
 use super::connection::{Connection, ReceiveError};
+use super::devices::Devices;
 use super::{Event, Order};
-use crate::cgroup::Cgroup;
 use crate::descriptors::Descriptors;
 use crate::error::StartError;
-use crate::jail::{Jail, Shared};
+use crate::instance::Instances;
+use crate::jail::{Jail, JailMode, Limited, Shared, Wall, memory_limit};
 use crate::report::{Making, StartReport};
 use crate::spec::StartSpec;
 
@@ -33,13 +34,8 @@ const GROUP_OPTION: &str = "--cgroup";
 const JAIL_OPTION: &str = "--jail";
 const NETWORK_OPTION: &str = "--network";
 const ROOT_OPTION: &str = "--root";
-
-/// The variables of the environment that a monitor gets: where names are claimed, and files made.
-const KEPT: [&str; 3] = ["FIRN_RUN_DIR", "XDG_RUNTIME_DIR", "TMPDIR"];
-
-fn is_kept(name: &OsStr) -> bool {
-    KEPT.iter().any(|kept| *kept == name)
-}
+/// Its option that names the directory of its supervisor's microVMs.
+const OWNER_OPTION: &str = "--owner";
 
 /// Bytes that are kept of what a monitor writes to standard error.
 const MAX_STDERR: u64 = 64 << 10;
@@ -59,7 +55,12 @@ pub struct Monitor {
     /// What it enters, at a time that is not known here.
     _shared: Option<Arc<Shared>>,
     /// Dropped last, when the process has ended.
-    group: Option<Cgroup>,
+    limits: Option<Limited>,
+    /// Why its limits are no whole wall.
+    missing: Option<String>,
+    /// Whether it has reported what it needs of memory, which it does once, before its guest runs.
+    has_size: bool,
+    mode: JailMode,
 }
 
 /// A monitor's process cannot be used.
@@ -95,43 +96,37 @@ pub enum Progress {
 }
 
 impl Monitor {
-    /// Starts a monitor: `program` is a firn, `kvm` the KVM device. It waits until it gets an order
-    /// for what to start. It is the kernel's first victim where memory runs out, and in a process
-    /// group of its own, so that signals from a terminal reach this process alone.
+    /// Starts a monitor in a jail: `program` is a firn, `kvm` the KVM device. It waits until it
+    /// gets an order for what to start. It is the kernel's first victim where memory runs out, and
+    /// in a process group of its own, so that signals from a terminal reach this process alone.
     ///
     /// # Errors
-    /// [`StartError::Monitor`].
-    pub fn spawn(program: &Path, kvm: &Path) -> Result<Self, StartError> {
-        Self::spawn_in(None, Jail::of_process(), program, kvm)
-    }
-
-    /// The same for a monitor in a jail, and in a control group of its own, which it enters before
-    /// it does anything else; it ends if it cannot.
-    ///
-    /// # Errors
-    /// [`StartError::Monitor`].
-    pub fn spawn_in(
-        group: Option<Cgroup>,
-        jail: &Jail,
-        program: &Path,
-        kvm: &Path,
-    ) -> Result<Self, StartError> {
+    /// [`StartError::Monitor`]; [`StartError::Jail`]: it cannot have the control groups that it
+    /// needs.
+    pub fn spawn(jail: &Jail, program: &Path, kvm: &Path) -> Result<Self, StartError> {
         let (connection, theirs) = Connection::pair().map_err(MonitorError::Spawn)?;
+        let mut descriptors = Descriptors::default();
+        let devices = OwnDevices::open().map_err(|error| MonitorError::Spawn(error.into()))?;
+        // The thread that starts the monitor may open no device.
+        let nowhere = devices.nowhere.try_clone().map_err(MonitorError::Spawn)?;
+        let devices = Devices::add(devices, kvm, &mut descriptors);
+        connection.send(&devices, &descriptors).map_err(MonitorError::Send)?;
         let mut command = Command::new(program);
-        command.arg(MONITOR_COMMAND).arg("--kvm").arg(kvm).process_group(0);
+        command.arg(MONITOR_COMMAND).process_group(0);
+        command.arg(OWNER_OPTION).arg(Instances::of_user().directory());
         command.arg(JAIL_OPTION).arg(jail.mode().to_string());
         if let Some(shared) = jail.shared_paths() {
             command.arg(NETWORK_OPTION).arg(shared.network).arg(ROOT_OPTION).arg(shared.root);
         }
         // The environment of a daemon can have keys.
-        command.env_clear().envs(std::env::vars_os().filter(|(name, _)| is_kept(name)));
-        if let Some(group) = &group {
-            command.arg(GROUP_OPTION).arg(group.door());
+        command.env_clear();
+        let (spawner, missing) = jail.spawner()?;
+        if let Some(door) = spawner.door() {
+            command.arg(GROUP_OPTION).arg(door);
         }
-        command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child = jail.spawn(&mut command).map_err(MonitorError::Spawn)?;
-        // The command holds the monitor's end: dropped, the monitor's end is the monitor's alone.
-        drop(command);
+        command.stdin(Stdio::from(theirs)).stdout(Stdio::from(nowhere)).stderr(Stdio::piped());
+        let (mut child, limits) = spawner.spawn(command).map_err(MonitorError::Spawn)?;
+        jail.prepare_next();
         let pipe = child.stderr.take();
         let read = move || {
             let mut text = Vec::new();
@@ -150,7 +145,10 @@ impl Monitor {
             has_manager: false,
             directory: None,
             _shared: jail.shared().cloned(),
-            group,
+            limits,
+            missing,
+            has_size: false,
+            mode: jail.mode(),
         };
         let thread = std::thread::Builder::new().name("monitor-stderr".into()).spawn(read);
         monitor.stderr = Some(thread.map_err(MonitorError::Spawn)?);
@@ -163,10 +161,10 @@ impl Monitor {
         self.child.id()
     }
 
-    /// Its control group.
+    /// Its control groups.
     #[must_use]
-    pub fn group(&self) -> Option<&Cgroup> {
-        self.group.as_ref()
+    pub fn limits(&self) -> Option<&Limited> {
+        self.limits.as_ref()
     }
 
     /// Whether the process runs.
@@ -402,9 +400,23 @@ impl Monitor {
     pub(super) fn event(&mut self, limit: Option<Duration>) -> Result<Option<Event>, StartError> {
         match self.connection()?.receive(limit) {
             Ok((Event::Failed(error), _)) => Err(error),
+            Ok((Event::Size { memory, disk }, _)) => {
+                // From a monitor whose guest runs it could be the guest's word.
+                if !std::mem::replace(&mut self.has_size, true) {
+                    self.limit_memory(memory_limit(memory, disk))?;
+                }
+                self.event(limit)
+            }
             Ok((Event::Started(mut report), _)) => {
                 // The monitor may have another id in a pid namespace of its own.
                 report.pid = self.pid();
+                // It does not know its control groups.
+                if let Some(jail) = &mut report.jail {
+                    match &self.missing {
+                        Some(reason) => jail.missing.push((Wall::Limits, reason.clone())),
+                        None => jail.walls.push(Wall::Limits),
+                    }
+                }
                 Ok(Some(Event::Started(report)))
             }
             Ok((event, _)) => Ok(Some(event)),
@@ -415,6 +427,18 @@ impl Monitor {
             }
             Err(error) => Err(MonitorError::from(error).into()),
         }
+    }
+
+    fn limit_memory(&mut self, bytes: u64) -> Result<(), StartError> {
+        let Some(Err(error)) = self.limits.as_ref().map(|limits| limits.limit_memory(bytes)) else {
+            return Ok(());
+        };
+        let reason = error_chain(&error);
+        if self.mode == JailMode::Require {
+            return Err(StartError::Jail { wall: Wall::Limits, reason });
+        }
+        self.missing = Some(reason);
+        Ok(())
     }
 
     /// The connection, for another thread that sends.

@@ -1,6 +1,5 @@
 //! The monitor's side.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
@@ -13,6 +12,7 @@ use parking_lot::Mutex;
 use signal_hook::consts::SIGTERM;
 
 use super::connection::{Connection, ReceiveError};
+use super::devices::Devices;
 use super::{Event, Order};
 use crate::descriptors::Descriptors;
 use crate::error::StartError;
@@ -59,6 +59,10 @@ impl Listener for Reporter {
         let _ = self.released.lock().recv();
     }
 
+    fn sized(&self, memory: u64, disk: u64) {
+        self.send(&Event::Size { memory, disk });
+    }
+
     fn note(&self, text: &str) {
         self.send(&Event::Note(text.to_owned()));
     }
@@ -70,7 +74,7 @@ impl Listener for Reporter {
 ///
 /// # Errors
 /// What failed.
-pub fn serve(kvm: &Path, jail: JailMode, shared: Option<&SharedPaths>) -> Result<(), StartError> {
+pub fn serve(jail: JailMode, shared: Option<&SharedPaths>) -> Result<(), StartError> {
     if jail != JailMode::Off {
         // SAFETY: this process has opened nothing yet.
         unsafe { jail::close_inherited() }?;
@@ -81,11 +85,13 @@ pub fn serve(kvm: &Path, jail: JailMode, shared: Option<&SharedPaths>) -> Result
     // Before there is a second thread.
     let prepared = prefer_as_victim()
         .map_err(|error| StartError::session("be the first to end where memory is short", error))
-        .and_then(|()| jail::enter(jail, shared, || KvmDevice::from(kvm)));
-    let (jail, mut kvm) = prepared.inspect_err(|error| {
+        .and_then(|()| Devices::receive(&connection))
+        .and_then(|kvm| kvm.map(|kvm| Ok((kvm, jail::enter(jail, shared)?))).transpose());
+    let prepared = prepared.inspect_err(|error| {
         // An owner that has ended gets no message.
         let _ = connection.send(&Event::Failed(error.clone()), &Descriptors::default());
     })?;
+    let Some((mut kvm, jail)) = prepared else { return Ok(()) };
     // Nothing here relies on what a signal does by default: the first process of a pid namespace
     // ignores it.
     let interruption = Interruption::catch_or(|_| std::process::exit(1))?;

@@ -26,7 +26,7 @@ impl Supervisor {
     /// # Errors
     /// [`StartError::Monitor`]; [`StartError::Session`]: signals cannot be caught.
     pub fn spawn(jail: &Jail, program: &Path, kvm: &Path) -> Result<Self, StartError> {
-        let monitor = Monitor::spawn_in(None, jail, program, kvm)?;
+        let monitor = Monitor::spawn(jail, program, kvm)?;
         let connection = monitor.connection()?;
         let interruption = Interruption::catch_or(move |signal| {
             // The monitor may have ended just now.

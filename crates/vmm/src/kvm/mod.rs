@@ -5,7 +5,9 @@ mod stats;
 mod virtualization;
 mod vm;
 
+use std::fs::File;
 use std::io;
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
@@ -77,20 +79,32 @@ pub enum KvmError {
     Capability(&'static str),
 }
 
+/// Opens the KVM device, for this process or for another one: a virtual machine belongs to the
+/// process that makes it.
+///
+/// # Errors
+/// [`KvmError::Missing`], [`KvmError::Permission`], [`KvmError::Open`].
+pub fn open_device(path: &Path) -> Result<OwnedFd, KvmError> {
+    let device = File::options().read(true).write(true).open(path);
+    let device = device.map_err(|source| match source.raw_os_error() {
+        Some(libc::ENOENT | libc::ENXIO | libc::ENODEV) => KvmError::Missing(path.to_owned()),
+        Some(libc::EACCES | libc::EPERM) => KvmError::Permission(path.to_owned()),
+        _ => KvmError::Open { path: path.to_owned(), source },
+    })?;
+    Ok(device.into())
+}
+
 /// Opens the KVM device and checks that it has every capability that the monitor requires.
 ///
 /// # Errors
 /// See [`KvmError`].
 pub fn open(path: &Path) -> Result<Kvm, KvmError> {
-    let c_path = std::ffi::CString::new(path.as_os_str().as_encoded_bytes())
-        .map_err(|_| KvmError::Missing(path.to_owned()))?;
-    let kvm = Kvm::new_with_path(c_path).map_err(|errno| match errno.errno() {
-        libc::ENOENT | libc::ENXIO | libc::ENODEV => KvmError::Missing(path.to_owned()),
-        libc::EACCES | libc::EPERM => KvmError::Permission(path.to_owned()),
-        code => {
-            KvmError::Open { path: path.to_owned(), source: io::Error::from_raw_os_error(code) }
-        }
-    })?;
+    check(open_device(path)?, path)
+}
+
+fn check(device: OwnedFd, path: &Path) -> Result<Kvm, KvmError> {
+    // SAFETY: nothing else owns the descriptor. If it is not KVM's, the first request fails.
+    let kvm = unsafe { Kvm::from_raw_fd(device.into_raw_fd()) };
     let version = kvm.get_api_version();
     if version != API_VERSION {
         return Err(KvmError::Version { path: path.to_owned(), version });
@@ -156,7 +170,15 @@ impl OpenKvm {
     /// # Errors
     /// See [`OpenKvmError`].
     pub fn open(path: &Path) -> Result<Self, OpenKvmError> {
-        let kvm = open(path)?;
+        Self::on(open_device(path)?, path)
+    }
+
+    /// The same on the device that [`open_device`] has opened at `path`.
+    ///
+    /// # Errors
+    /// See [`OpenKvmError`].
+    pub fn on(device: OwnedFd, path: &Path) -> Result<Self, OpenKvmError> {
+        let kvm = check(device, path)?;
         let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(OpenKvmError::Cpuid)?;
         Ok(Self { kvm, cpuid, fault_handling: FaultHandling::Default })
     }

@@ -232,6 +232,13 @@ impl Microvm {
         self.memory().layout().total_bytes().max(self.devices.written_disk_size())
     }
 
+    /// The most memory that what the guest writes to its disk can take, bytes: none where that is
+    /// on a disk of the host.
+    #[must_use]
+    pub fn written_disk_memory(&self) -> u64 {
+        self.devices.written_disk_memory()
+    }
+
     /// The host memory that the guest's memory uses now.
     ///
     /// # Errors

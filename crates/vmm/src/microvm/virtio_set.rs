@@ -178,6 +178,15 @@ impl VirtioSet {
         self.disks.as_ref().map_or(0, |disks| disks.overlay.lock().device().disk().size())
     }
 
+    /// The most memory that what the guest writes to its disk can take, bytes.
+    pub(super) fn written_disk_memory(&self) -> u64 {
+        let Some(disks) = &self.disks else { return 0 };
+        match disks.overlay.lock().device().disk() {
+            Disk::Overlay(disk) => disk.memory(),
+            Disk::ReadOnly(_) => 0,
+        }
+    }
+
     /// Passes the writable disk's content, as the guest sees it, to `read`; `None` if there is no
     /// such disk.
     pub(super) fn with_overlay<T>(&self, read: impl FnOnce(Option<&mut dyn DiskSource>) -> T) -> T {

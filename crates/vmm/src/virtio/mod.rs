@@ -26,8 +26,8 @@ mod testing;
 mod vsock;
 
 pub(crate) use balloon::{Balloon, PageDiscard};
-pub use block::scratch_file;
 pub(crate) use block::{Block, Disk, OpenDiskError, OverlayDisk, ReadOnlyDisk};
+pub use block::{is_in_memory, scratch_file};
 pub(crate) use device::VirtioDevice;
 pub(crate) use error::RestoreDeviceError;
 pub(crate) use mmio::{NewDeviceError, VirtioMmio};

@@ -45,8 +45,8 @@ fn microvms_that_serve_get_the_cpu_time_of_their_memory() {
 fn groups(world: &World, place: &Path) -> Vec<PathBuf> {
     let group = |process| {
         let text = fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap();
-        let name = text.lines().find_map(|line| Some(line.split_once("/firn-serve-")?.1));
-        place.join(format!("firn-serve-{}", name.unwrap()))
+        let name = text.lines().find_map(|line| Some(line.split_once("/firn-monitors-")?.1));
+        place.join(format!("firn-monitors-{}", name.unwrap()))
     };
     processes(world, "monitor").into_iter().map(group).collect()
 }

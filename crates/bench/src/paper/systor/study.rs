@@ -8,6 +8,7 @@ use thiserror::Error;
 use super::cell::Times;
 use super::tiers::{ActiveTier, GuestFault, Media, SSD_DEPTH, least_ns};
 use super::{At, Candidate, Cell, SystorConfig, SystorError, SystorOutcome};
+use crate::batch::Jails;
 use crate::harness::Harness;
 use crate::host::Host;
 use crate::player::{GapFactor, Leaves, Repeats};
@@ -144,6 +145,8 @@ impl Study<'_> {
         }
         Session {
             program: self.harness.program.clone(),
+            // The limits of an emulated disk are those of this process's group.
+            jails: Jails::in_one_group(),
             players,
             subjects: prepared.subjects.clone(),
             runs: self.config.runs,

@@ -1,5 +1,6 @@
 //! What of this host separates microVMs of several tenants.
 
+use firn_memory::USERFAULTFD_DEVICE;
 use firn_run::{Exposure, HostSecurity, Ksm, Smt, UserNamespaces, Vulnerability};
 
 use super::{Finding, finding};
@@ -133,10 +134,10 @@ fn user_namespaces(which: UserNamespaces) -> Finding {
 
 fn userfaultfd(exists: bool) -> Finding {
     if exists {
-        return of("/dev/userfaultfd", "access to page faults can be given by file mode", None);
+        return of(USERFAULTFD_DEVICE, "access to page faults can be given by file mode", None);
     }
     of(
-        "/dev/userfaultfd",
+        USERFAULTFD_DEVICE,
         "missing: pagers need root's rights or vm.unprivileged_userfaultfd, which serves all users",
         Some("use Linux 6.1 or newer with CONFIG_USERFAULTFD"),
     )

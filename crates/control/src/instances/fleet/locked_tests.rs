@@ -2,6 +2,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use firn_run::Instances;
+use firn_run::jail::{Jail, JailMode};
 use tokio::runtime::Builder;
 
 use super::*;
@@ -34,7 +35,7 @@ fn fleet(folder: &std::path::Path) -> Arc<Fleet> {
         processes: Arc::default(),
         scratch: Scratch::open(folder.join("scratch"), &none(), u64::MAX, None).unwrap(),
         network: None,
-        jail: Default::default(),
+        jail: Jail::new(JailMode::Off),
         cpus: None,
         ready: ReadyClones::new(0),
     };

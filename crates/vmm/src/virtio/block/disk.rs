@@ -8,7 +8,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{CWD, FallocateFlags, MemfdFlags, Mode, OFlags, fallocate, memfd_create, openat};
+use rustix::fs::{
+    CWD, FallocateFlags, MemfdFlags, Mode, OFlags, fallocate, fstatfs, memfd_create, openat,
+};
 use rustix::io::Errno;
 use thiserror::Error;
 use vm_memory::VolatileSlice;
@@ -299,6 +301,14 @@ impl OverlayDisk {
         self.size
     }
 
+    /// The most memory that what the guest writes can take, bytes; 0 if that is on a disk.
+    pub(crate) fn memory(&self) -> u64 {
+        match is_in_memory(&self.upper) {
+            Ok(false) => 0,
+            _ => self.size.min(self.limit),
+        }
+    }
+
     fn base(&self) -> Place<'_> {
         match &self.base {
             Base::File(file) => Place::File(file),
@@ -416,6 +426,16 @@ impl OverlayDisk {
 /// The word and the bit of a cluster in a set.
 fn place(cluster: u64) -> (usize, u64) {
     (usize::try_from(cluster / 64).unwrap_or(usize::MAX), cluster % 64)
+}
+
+/// Whether a file is on a file system in memory.
+///
+/// # Errors
+/// That of fstatfs(2).
+pub fn is_in_memory(file: impl AsFd) -> io::Result<bool> {
+    // By `f_type` (statfs(2)): tmpfs, ramfs, hugetlbfs.
+    let in_memory = [0x0102_1994, 0x8584_58f6, 0x9584_58f6];
+    Ok(in_memory.contains(&fstatfs(file)?.f_type))
 }
 
 /// A file for a guest's disk writes: unlinked, in a directory on a file system that supports such

@@ -14,8 +14,8 @@ use super::device::{DeviceContext, VirtioDevice};
 use super::error::{DeviceError, RestoreDeviceError};
 use super::state::{BlockState, DeviceState};
 
-pub use disk::scratch_file;
 pub(crate) use disk::{Disk, OpenDiskError, OverlayDisk, ReadOnlyDisk};
+pub use disk::{is_in_memory, scratch_file};
 pub(crate) use request::DiskCounters;
 
 /// Bytes of a sector, the unit of virtio-blk, independent of the disk's own.

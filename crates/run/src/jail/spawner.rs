@@ -1,0 +1,97 @@
+//! Threads that start monitors. A monitor is in the control groups of version 1 and in the pid
+//! namespace that the thread which starts it has for its children, so each has a thread of its own.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use firn_base::error_chain;
+use rustix::thread::UnshareFlags;
+
+use super::limits::{Limited, Limits};
+use super::privileges;
+
+/// A thread that waits for the command of a monitor.
+#[derive(Debug)]
+pub(crate) struct Spawner {
+    commands: Option<SyncSender<Command>>,
+    spawned: Receiver<io::Result<Child>>,
+    /// Gets the groups once the thread is in them.
+    entered: Receiver<Result<Limited, String>>,
+    thread: Option<JoinHandle<()>>,
+    /// Dropped after the thread has ended.
+    limited: Option<Limited>,
+}
+
+impl Spawner {
+    /// Starts the thread, which enters new groups of `limits`, if there are any, and whose child is
+    /// the first process of a `namespace`, if it is to be. Does not wait.
+    pub(super) fn start(limits: Option<Arc<Limits>>, namespace: bool) -> io::Result<Self> {
+        let (commands, command) = sync_channel::<Command>(1);
+        let (child, spawned) = sync_channel(1);
+        let (group, entered) = sync_channel(1);
+        let work = move || {
+            if let Some(limits) = limits {
+                let made = limits.group().and_then(|group| group.enter_thread().map(|()| group));
+                // The other end waits for it.
+                let _ = group.send(made.map_err(|error| error_chain(&error)));
+            }
+            drop(group);
+            if namespace {
+                // Where that fails, the monitor finds out.
+                let _ = privileges::unshare(UnshareFlags::NEWPID);
+            }
+            let Ok(mut command) = command.recv() else { return };
+            let started = command.spawn();
+            // The command holds the monitor's end of the connection.
+            drop(command);
+            let _ = child.send(started);
+        };
+        let thread = std::thread::Builder::new().name("spawn".into()).spawn(work)?;
+        let (commands, thread) = (Some(commands), Some(thread));
+        Ok(Self { commands, spawned, entered, thread, limited: None })
+    }
+
+    /// Waits for the thread to be ready. Returns why it has no groups, if they cannot be made.
+    pub(super) fn wait(&mut self) -> Result<(), String> {
+        if let Ok(entered) = self.entered.recv() {
+            self.limited = Some(entered?);
+        }
+        Ok(())
+    }
+
+    /// What a monitor enters by itself.
+    pub(crate) fn door(&self) -> Option<PathBuf> {
+        self.limited.as_ref()?.door()
+    }
+
+    /// Starts the process of a monitor. Returns its groups with it.
+    pub(crate) fn spawn(mut self, command: Command) -> io::Result<(Child, Option<Limited>)> {
+        let ended = || io::Error::other("the thread that starts a monitor has ended");
+        let commands = self.commands.take().ok_or_else(ended)?;
+        commands.send(command).map_err(|_| ended())?;
+        let child = self.spawned.recv().map_err(|_| ended())??;
+        let mut limited = self.limited.take();
+        if let Some(limited) = &mut limited {
+            limited.thread = self.thread.take();
+        }
+        Ok((child, limited))
+    }
+}
+
+impl Drop for Spawner {
+    fn drop(&mut self) {
+        // Another thread could not remove the groups while that one is in them.
+        if self.limited.is_none() {
+            self.limited = self.entered.recv().ok().and_then(Result::ok);
+        }
+        drop(self.commands.take());
+        if let Some(thread) = self.thread.take().filter(|_| self.limited.is_some()) {
+            // It has nothing to report.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The devices of a monitor, which its supervisor opens: they are the first message to it.
+
+use std::path::Path;
+
+use firn_base::ErrorChain;
+use firn_memory::{OwnDevices, OwnFiles};
+use firn_vmm::{OpenKvm, open_kvm_device};
+use serde::{Deserialize, Serialize};
+
+use super::connection::{Connection, ReceiveError};
+use crate::descriptors::{Descriptors, Slot};
+use crate::error::StartError;
+use crate::life::KvmDevice;
+use crate::spec::OpenedFile;
+
+/// The message.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Devices {
+    /// KVM; or why there is none, which a start reports once it needs it.
+    kvm: Result<OpenedFile, ErrorChain>,
+    nowhere: Slot,
+    userfaultfd: Option<Slot>,
+}
+
+impl Devices {
+    /// Adds open devices to the descriptors, and KVM's device at `kvm`, which it opens.
+    pub(super) fn add(devices: OwnDevices, kvm: &Path, descriptors: &mut Descriptors) -> Self {
+        let path = kvm.to_owned();
+        let kvm = open_kvm_device(kvm).map_err(|error| ErrorChain::of(&error));
+        Self {
+            kvm: kvm.map(|device| OpenedFile { slot: descriptors.add(device), path }),
+            nowhere: descriptors.add(devices.nowhere),
+            userfaultfd: devices.userfaultfd.map(|device| descriptors.add(device)),
+        }
+    }
+
+    /// Receives the message, and makes the devices those of this process. `None` where the
+    /// supervisor has ended.
+    pub(super) fn receive(connection: &Connection) -> Result<Option<KvmDevice>, StartError> {
+        let (devices, mut descriptors) = match connection.receive::<Self>(None) {
+            Ok(received) => received,
+            Err(ReceiveError::Closed) => return Ok(None),
+            Err(error) => return Err(StartError::Monitor(ErrorChain::of(&error))),
+        };
+        let userfaultfd = devices.userfaultfd.map(|slot| descriptors.take(slot)).transpose()?;
+        let nowhere = descriptors.take(devices.nowhere)?;
+        OwnFiles::open_with(OwnDevices { nowhere, userfaultfd })
+            .map_err(|error| StartError::session("open its files", error.into()))?;
+        Ok(Some(match devices.kvm {
+            Ok(OpenedFile { slot, path }) => OpenKvm::on(descriptors.take(slot)?, &path).into(),
+            Err(reason) => KvmDevice(Err(reason)),
+        }))
+    }
+}
