@@ -58,11 +58,11 @@ pub use mapped_extent::{MapExtentError, MappedExtent};
 #[cfg(any(test, feature = "simulated"))]
 pub use media::simulated;
 pub use media::{
-    Access, Durability, FlushInstruction, Huge, Index, MappedMedium, Medium, MediumError,
+    Access, Durability, ExtentDescriptor, FlushInstruction, Huge, Index, MappedMedium, Medium, MediumError,
     MediumFacts, MediumKind, MemfdOptions, NodeBytes,
 };
 pub use pool::{
-    AllocateError, CreateError, CreateOptions, ExtentReader, ExtentState, FreePiece, ImagedBy,
+    AllocateError, CreateError, CreateOptions, ExtentReader, ExtentState, FreePiece,
     Imaging, ListedExtent, Listing, LookupError, MediumFailure, OpenError, Pin, Pool, PoolFacts,
     PoolReader, Problem, PublishError, ReclaimError, Recovery, RepairError, RepairReport, Replica,
     ReplicaError, Role, Staging, VerifyReport,

@@ -20,7 +20,7 @@ use super::Response;
 use super::directory::lock_folder;
 use super::error::{Refusal, ServerError};
 use super::requests::{Grants, Manager};
-use super::wire::{MAX_REQUEST, WireError, receive, send};
+use super::wire::{WireError, receive, send};
 use crate::media::MediumError;
 use crate::pool::Pool;
 
@@ -260,10 +260,11 @@ impl Drop for Served {
     }
 }
 
-/// Serves a connection until the client closes it, it fails, or a request is malformed.
+/// Serves a connection until the client closes it, it fails, a request is malformed, or the client
+/// has used up its requests.
 fn serve(stream: &UnixStream, manager: &Manager, grants: &mut Grants) {
-    loop {
-        let answer = match receive(stream, MAX_REQUEST) {
+    while let Some(max) = grants.max_request() {
+        let answer = match receive(stream, max) {
             Ok(request) => manager.answer(request, grants),
             Err(WireError::Closed | WireError::Io(_)) => return,
             Err(error @ (WireError::Version(_) | WireError::Malformed)) => {
