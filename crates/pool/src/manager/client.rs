@@ -506,6 +506,14 @@ impl Client {
         send(&self.stream, request, None).map_err(|source| self.broken(source))
     }
 
+    /// Sends the body of a request that may be of another version, and receives the response.
+    #[cfg(test)]
+    pub(super) fn send_raw(&mut self, body: &[u8]) -> Result<(), ClientError> {
+        let raw: serde_json::Value = serde_json::from_slice(body).unwrap();
+        send(&self.stream, &raw, None).unwrap();
+        self.receive().map(drop)
+    }
+
     fn receive(&mut self) -> Result<(Response, Option<OwnedFd>), ClientError> {
         match receive_with_descriptor(&self.stream, MAX_RESPONSE) {
             Ok((Response::Refused { refusal, message }, _)) => {

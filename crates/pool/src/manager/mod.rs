@@ -177,4 +177,6 @@ struct Granted {
 }
 
 #[cfg(test)]
+mod hostile_tests;
+#[cfg(test)]
 mod tests;

@@ -272,9 +272,12 @@ impl Shared {
     /// that processes let go of meanwhile.
     fn wait_for_work(&self, state: &mut MutexGuard<'_, State>) {
         let [mut next, longest] = LOOK_AGAIN;
-        while !state.has_work() && !state.ended {
+        loop {
             state.is_released = false;
             let held = MutexGuard::unlocked(state, || self.pool.free_released());
+            if state.has_work() || state.ended {
+                return;
+            }
             if state.is_released {
                 next = LOOK_AGAIN[0];
             } else if held == 0 && state.waiting.is_empty() {

@@ -371,3 +371,7 @@ fn refuse_allocate(error: AllocateError) -> (Refusal, String) {
     };
     (refusal, error_chain(&error))
 }
+
+#[cfg(test)]
+#[path = "requests_tests.rs"]
+mod tests;

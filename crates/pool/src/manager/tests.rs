@@ -15,34 +15,37 @@ use crate::{
     Pool, PoolReader, Role,
 };
 
-const GUEST: u64 = GRANULE;
+pub(super) const GUEST: u64 = GRANULE;
 
-struct World {
-    folder: TempDir,
-    server: Server,
+pub(super) struct World {
+    pub(super) folder: TempDir,
+    pub(super) server: Server,
 }
 
 impl World {
     fn new(granules: u64) -> Self {
         let options = MemfdOptions { size: (granules + 2) * GRANULE, huge: None, node: None };
-        let medium = Arc::new(MappedMedium::memfd(options).unwrap());
+        Self::on(MappedMedium::memfd(options).unwrap(), tempfile::tempdir().unwrap())
+    }
+
+    /// A pool on a medium, which may be in the folder.
+    pub(super) fn on(medium: MappedMedium, folder: TempDir) -> Self {
         let options = CreateOptions { names: 8, ..CreateOptions::default() };
-        let pool = Pool::create(medium, &options).unwrap();
-        let folder = tempfile::tempdir().unwrap();
+        let pool = Pool::create(Arc::new(medium), &options).unwrap();
         let server = Server::start(&folder.path().join("pool.sock"), pool).unwrap();
         Self { folder, server }
     }
 
-    fn path(&self) -> PathBuf {
+    pub(super) fn path(&self) -> PathBuf {
         self.folder.path().join("pool.sock")
     }
 
-    fn client(&self) -> Client {
+    pub(super) fn client(&self) -> Client {
         Client::connect(&self.path()).unwrap()
     }
 
     /// Waits until the manager has closed the connections of dropped clients.
-    fn settle(&self, connections: usize) {
+    pub(super) fn settle(&self, connections: usize) {
         while self.server.connections() > connections {
             std::thread::yield_now();
         }
@@ -60,13 +63,13 @@ impl World {
         }
     }
 
-    fn count(&self, role: Role) -> usize {
+    pub(super) fn count(&self, role: Role) -> usize {
         let listing = self.server.pool().list();
         listing.extents.iter().filter(|listed| listed.role == role).count()
     }
 }
 
-fn freeze(client: &mut Client, name: &str, text: &[u8]) {
+pub(super) fn freeze(client: &mut Client, name: &str, text: &[u8]) {
     let grant = client.begin(name, GUEST, 100).unwrap();
     let extent = grant.map().unwrap();
     extent.write_guest(0, &vec![0; 2 << 20]).unwrap();
@@ -76,7 +79,7 @@ fn freeze(client: &mut Client, name: &str, text: &[u8]) {
     client.commit(grant.extent().generation).unwrap();
 }
 
-fn refusal(error: &ClientError) -> Refusal {
+pub(super) fn refusal(error: &ClientError) -> Refusal {
     match error {
         ClientError::Refused { refusal, .. } => *refusal,
         error => panic!("{error}"),
@@ -501,11 +504,12 @@ fn free_space_is_zeroed_ahead_and_old_content_never_counts_as_zero() {
             extent.write_tail(0, &[mark; 100]).unwrap();
             extent.flush().unwrap();
             // A freeze that was given up leaves content, too.
+            let generation = grant.extent().generation;
+            drop((extent, grant));
             if mark == 2 {
-                drop(extent);
-                client.release(grant.extent().generation).unwrap();
+                client.release(generation).unwrap();
             } else {
-                client.commit(grant.extent().generation).unwrap();
+                client.commit(generation).unwrap();
                 client.reclaim("hello").unwrap();
             }
             client.settle().unwrap();
