@@ -73,8 +73,8 @@ impl MappedExtent {
         // Cache-line flushes suffice only if the file system has no unwritten metadata.
         let synchronous = writable && matches!(durability, Durability::CacheLines(_));
         let how = How { writable, synchronous, align: granule };
-        let memory = Memory::map(&file, begin, extent.len, how)
-            .map_err(|errno| failed(errno.into()))?;
+        let memory =
+            Memory::map(&file, begin, extent.len, how).map_err(|errno| failed(errno.into()))?;
         let file = (writable && durability == Durability::FileSync).then_some(file);
         Ok(Self { memory, file, extent, begin, durability })
     }

@@ -241,8 +241,7 @@ impl GuestKind for Linux {
             Ok::<_, StartError>((run.report.writes.take(), after))
         };
         let note = |text: &str| listener.note(text);
-        let writes =
-            session::run(microvm, &served.control, &interruption, lead, note)?;
+        let writes = session::run(microvm, &served.control, &interruption, lead, note)?;
         Ok(Ended { report: None, writes })
     }
 }

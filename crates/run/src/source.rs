@@ -9,8 +9,8 @@ use firn_memory::copy_ahead::{Rule, WriteReport, learn, prepare_copies, request_
 use firn_memory::planners::{Planner, Store};
 use firn_pool::Client;
 use firn_snapshot::{
-    AttachError, Grant, Profile, Snapshot, Verifier, Verify, open_pooled,
-    open_pooled_with, open_replica_with,
+    AttachError, Grant, Profile, Snapshot, Verifier, Verify, open_pooled, open_pooled_with,
+    open_replica_with,
 };
 use firn_vmm::Virtualization;
 

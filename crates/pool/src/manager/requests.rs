@@ -148,7 +148,11 @@ impl Manager {
                 Ok((Response::Noted, None))
             }
             Request::IsCurrent { generation } => {
-                if grants.confined.as_mut().is_none_or(|it| !std::mem::replace(&mut it.started, true)) {
+                if grants
+                    .confined
+                    .as_mut()
+                    .is_none_or(|it| !std::mem::replace(&mut it.started, true))
+                {
                     self.pace.start();
                 }
                 let current = self.pool.lookup(grants.pin(generation)?.name());

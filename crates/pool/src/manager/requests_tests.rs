@@ -60,9 +60,13 @@ fn the_largest_copy_set_fits_into_a_confined_request() {
     let (key, revision) = ("x".repeat(MAX_KEY), Some(u64::MAX));
     let state = Vec::new();
     let large = Request::StoreCopySet { generation: u64::MAX, key, revision, runs, state };
-    assert!(serde_json::to_vec(&large).unwrap().len() < usize::try_from(MAX_CONFINED_BYTES).unwrap());
+    assert!(
+        serde_json::to_vec(&large).unwrap().len() < usize::try_from(MAX_CONFINED_BYTES).unwrap()
+    );
     let large = store(u64::MAX, Some(u64::MAX), 0, MAX_SET);
-    assert!(serde_json::to_vec(&large).unwrap().len() < usize::try_from(MAX_CONFINED_BYTES).unwrap());
+    assert!(
+        serde_json::to_vec(&large).unwrap().len() < usize::try_from(MAX_CONFINED_BYTES).unwrap()
+    );
 }
 
 #[test]

@@ -15,6 +15,7 @@ use rustix::net::{
     AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, listen, shutdown,
     socket_with,
 };
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Response;
 use super::directory::lock_folder;
@@ -97,6 +98,7 @@ impl Server {
     /// See [`ServerError`].
     pub fn start(path: &Path, pool: Pool) -> Result<Self, ServerError> {
         let listener = listen_at(path)?;
+        raise_descriptor_limit();
         let manager = Manager::new(pool);
         let manager =
             manager.map_err(|source| ServerError::Socket { path: path.to_owned(), source })?;
@@ -188,6 +190,14 @@ impl Drop for Server {
             }
         }
     }
+}
+
+/// Raises the limit of descriptors as far as this process may: each connection takes one, and each
+/// replica in memory.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    // At the old limit, connections wait and replicas are refused.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 /// Listens at a path, in place of a socket on which no process listens.

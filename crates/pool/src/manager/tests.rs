@@ -11,8 +11,8 @@ use tempfile::TempDir;
 use super::wire::{MAX_REQUEST, send};
 use super::{Client, ClientError, MANAGER_VERSION, Refusal, Request, Server, ServerError};
 use crate::{
-    Access, CreateOptions, GRANULE, Imaging, MappedMedium, MediumError, MemfdOptions,
-    Pool, PoolReader, Role,
+    Access, CreateOptions, GRANULE, Imaging, MappedMedium, MediumError, MemfdOptions, Pool,
+    PoolReader, Role,
 };
 
 pub(super) const GUEST: u64 = GRANULE;

@@ -26,6 +26,8 @@ use crate::layout::GRANULE;
 
 /// The byte at which the descriptions of all clients are marked. An extent begins later.
 const CLIENT: u64 = 0;
+/// The byte at which marks are tried.
+const PROBE: u64 = 1;
 const TMPFS: i64 = 0x0102_1994;
 const HUGETLBFS: i64 = 0x9584_58f6;
 
@@ -81,6 +83,9 @@ pub struct MappedMedium {
     file: File,
     sysfs: Option<Sysfs>,
     facts: MediumFacts,
+    /// Whether a mapping keeps the mark of the descriptor that it was made with, so that the marks
+    /// show which extents are in use.
+    marks_last: bool,
     /// How a memfd was made.
     memfd: Option<MemfdOptions>,
     /// The ranges with memory of their own, by offset.
@@ -231,6 +236,7 @@ impl MappedMedium {
             file,
             sysfs,
             facts: MediumFacts { index: None, nodes: Vec::new(), ..facts },
+            marks_last: false,
             memfd: None,
             parts: Mutex::default(),
         })
@@ -294,7 +300,8 @@ impl MappedMedium {
             (Some(_), None) => super::nodes::of_mapping(memory.base().addr()),
         };
         let facts = MediumFacts { kind, name, size, granule, durability, index, nodes };
-        Ok(Self { memory, file, sysfs, facts, memfd, parts: Mutex::default() })
+        let marks_last = access == Access::Write && do_marks_last(&file, granule).unwrap_or(false);
+        Ok(Self { memory, file, sysfs, facts, marks_last, memfd, parts: Mutex::default() })
     }
 
     /// Allocates the pages of a new range and maps them.
@@ -305,6 +312,19 @@ impl MappedMedium {
         advise_huge(&self.memory, self.facts.kind, offset, len)?;
         self.memory.populate_range(offset, len)
     }
+}
+
+/// Whether a mapping keeps the mark of a descriptor that is closed, and loses it with its end. Every
+/// file of Linux does so; a driver of a device could do otherwise.
+fn do_marks_last(file: &File, granule: u64) -> io::Result<bool> {
+    let client = reopen(file, true)?;
+    mark_client(&client, PROBE)?;
+    let how = How { writable: false, synchronous: false, align: granule };
+    let mapped = Memory::map(&client, 0, granule, how)?;
+    drop(client);
+    let lasts = has_clients(file, PROBE)?;
+    drop(mapped);
+    Ok(lasts && !has_clients(file, PROBE)?)
 }
 
 /// Properties of the file at a path.
@@ -462,7 +482,7 @@ impl Medium for MappedMedium {
         let parts = self.parts.lock();
         let file = parts.get(&offset).map_or(&self.file, |part| &part.file);
         // What is not known is held.
-        has_clients(file, offset).unwrap_or(true)
+        !self.marks_last || has_clients(file, offset).unwrap_or(true)
     }
 
     fn separate(&self, offset: u64, len: u64) -> io::Result<()> {

@@ -201,13 +201,7 @@ impl Memory {
     }
 
     /// Maps another file, from `start`, in place of a range of a mapping for writing.
-    pub(crate) fn replace(
-        &self,
-        offset: u64,
-        len: u64,
-        file: impl AsFd,
-        start: u64,
-    ) -> Result<()> {
+    pub(crate) fn replace(&self, offset: u64, len: u64, file: impl AsFd, start: u64) -> Result<()> {
         let at = self.at_writable(offset, len);
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::FIXED | MapFlags::SHARED;

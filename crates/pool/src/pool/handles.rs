@@ -190,10 +190,9 @@ impl Replica {
     /// Gives it memory of its own, where the medium can.
     pub(super) fn separate(&self) -> Result<(), MediumFailure> {
         let medium = self.inner.medium();
-        medium.separate(self.extent.offset, self.extent.len).map_err(|source| MediumFailure::Io {
-            name: medium.facts().name.clone(),
-            source,
-        })
+        medium
+            .separate(self.extent.offset, self.extent.len)
+            .map_err(|source| MediumFailure::Io { name: medium.facts().name.clone(), source })
     }
 
     /// The snapshot of which this is a replica. The replica pins it.

@@ -287,10 +287,8 @@ impl Inner {
             }
             Ok(scrubs || joined)
         });
-        let zeros = zeros.map_err(|source| MediumFailure::Io {
-            name: medium.facts().name.clone(),
-            source,
-        })?;
+        let zeros = zeros
+            .map_err(|source| MediumFailure::Io { name: medium.facts().name.clone(), source })?;
         self.check(state)?;
         self.commit(state, self.superblock().record_at(granule), FREE)?;
         state.held.remove(&granule);

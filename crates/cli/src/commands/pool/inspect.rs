@@ -10,8 +10,8 @@ use firn_base::{format_bytes, format_milliseconds, nanoseconds};
 use serde::Serialize;
 
 use firn_pool::{
-    Access, ArenaFacts, Imaging, ListedExtent, Listing, LookupError, MappedMedium,
-    MediumFacts, NodeBytes, Pool, Problem, RepairReport, Role,
+    Access, ArenaFacts, Imaging, ListedExtent, Listing, LookupError, MappedMedium, MediumFacts,
+    NodeBytes, Pool, Problem, RepairReport, Role,
 };
 use firn_run::Instances;
 
