@@ -33,6 +33,9 @@ const MAX_AHEAD: usize = 4;
 /// replica. A process that ends may close its connection a moment before its mappings.
 const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(500)];
 
+/// How many times a request looks again whether a full pool has room.
+const LOOKS: u32 = 20;
+
 /// The unused replicas of a pool.
 #[derive(Debug)]
 pub(super) struct Replicas {
@@ -140,15 +143,29 @@ impl Replicas {
         self.shared.changed.wait_while(&mut state, at_work);
     }
 
-    /// Calls `allocate`. If the pool is full, frees all unused replicas and calls it again.
+    /// Calls `allocate`. If the pool is full, frees all unused replicas and calls it again. Space
+    /// that is released but still mapped may be of a process that is just ending, so it waits for
+    /// that a moment.
     pub(super) fn with_room<T, E: IsFull>(
         &self,
         allocate: impl Fn() -> Result<T, E>,
     ) -> Result<T, E> {
-        match allocate() {
-            Err(error) if error.is_full() && self.free(None) > 0 => allocate(),
-            result => result,
+        let mut result = allocate();
+        if is_full(&result) {
+            self.free(None);
         }
+        for _ in 0..LOOKS {
+            if !is_full(&result) {
+                break;
+            }
+            let held = self.shared.pool.free_released();
+            result = allocate();
+            if held == 0 {
+                break;
+            }
+            std::thread::sleep(LOOK_AGAIN[0]);
+        }
+        result
     }
 
     /// Frees all unused replicas, or those of one snapshot, and returns their number.
@@ -305,6 +322,10 @@ impl Shared {
         let current = self.pool.lookup(source.name());
         current.is_ok_and(|current| current.generation == source.extent().generation)
     }
+}
+
+fn is_full<T, E: IsFull>(result: &Result<T, E>) -> bool {
+    result.as_ref().is_err_and(IsFull::is_full)
 }
 
 /// Whether an error means that the pool is full.
