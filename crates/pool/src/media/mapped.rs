@@ -314,8 +314,8 @@ impl MappedMedium {
     }
 }
 
-/// Whether a mapping keeps the mark of a descriptor that is closed, and loses it with its end. Every
-/// file of Linux does so; a driver of a device could do otherwise.
+/// Whether a mapping keeps the mark of a descriptor that is closed, and loses it with its end. All
+/// files of Linux do so; a driver of a device could do otherwise.
 fn do_marks_last(file: &File, granule: u64) -> io::Result<bool> {
     let client = reopen(file, true)?;
     mark_client(&client, PROBE)?;
@@ -506,9 +506,10 @@ impl Medium for MappedMedium {
         if !self.parts.lock().contains_key(&offset) {
             return Ok(false);
         }
-        self.memory.replace(offset, len, &self.file, offset)?;
-        // The last descriptor: its memory is free for the medium's.
+        // Its memory is free for the medium's once nothing refers to it.
+        self.memory.vacate(offset, len)?;
         self.parts.lock().remove(&offset);
+        self.memory.replace(offset, len, &self.file, offset)?;
         self.populate(offset, len)?;
         Ok(true)
     }

@@ -209,6 +209,15 @@ impl Memory {
         unsafe { mmap(at.cast(), usize_of(len), protection, flags, file, start) }.map(drop)
     }
 
+    /// Unmaps a range of a mapping for writing, and keeps its addresses. The range must not be used
+    /// until it is [replaced](Self::replace).
+    pub(crate) fn vacate(&self, offset: u64, len: u64) -> Result<()> {
+        let at = self.at_writable(offset, len);
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: the range is a part of this mapping, and no reference points into it.
+        unsafe { mmap_anonymous(at.cast(), usize_of(len), ProtFlags::empty(), flags) }.map(drop)
+    }
+
     fn advise(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {
         let start = self.at(offset, len);
         // SAFETY: the range is mapped; the advice used here maps pages and changes no bytes.
