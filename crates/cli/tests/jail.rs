@@ -275,7 +275,7 @@ fn a_hostile_monitor_maps_and_moves_nothing_but_its_own_memory() {
     // What a pool's manager relies on: a lock of a descriptor lasts as long as the mapping, no page
     // of a file is freed by a mapping, and no socket keeps a page that is not mapped any more.
     let lock = libc::F_OFD_SETLK as u64;
-    for command in [lock, lock + 1, libc::F_SETLK as u64, libc::F_SETLEASE as u64] {
+    for command in [lock, libc::F_OFD_SETLKW as u64] {
         jailed.denied(libc::SYS_fcntl, [0, command, 0, 0, 0, 0], None);
     }
     jailed.denied(libc::SYS_madvise, [0, chunk, libc::MADV_REMOVE as u64, 0, 0, 0], None);

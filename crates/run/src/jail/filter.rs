@@ -129,10 +129,9 @@ const CHUNK: u64 = 2 << 20;
 /// Of prctl(2): `PR_GET_AUXV`, which libc does not have.
 const PR_GET_AUXV: u64 = 0x4155_5856;
 
-/// Commands of fcntl(2) for locks and leases. A pool's manager knows by a lock of a descriptor that
-/// it passed whether guest memory is still mapped, and a process with the descriptor could unlock.
-const LOCKS: [c_int; 5] =
-    [libc::F_SETLK, libc::F_SETLKW, libc::F_OFD_SETLK, libc::F_OFD_SETLKW, libc::F_SETLEASE];
+/// Commands of fcntl(2) for locks of a descriptor. A pool's manager knows by such a lock whether
+/// guest memory is still mapped, and a process that has the descriptor could unlock it.
+const LOCKS: [c_int; 2] = [libc::F_OFD_SETLK, libc::F_OFD_SETLKW];
 
 type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 type Result<T> = std::result::Result<T, seccompiler::Error>;
