@@ -274,6 +274,15 @@ fn a_hostile_monitor_maps_and_moves_nothing_but_its_own_memory() {
     ] {
         jailed.each(libc::SYS_mremap, arguments, None, absent);
     }
+    // What a pool's manager relies on: a lock of a descriptor lasts as long as the mapping, no page
+    // of a file is freed by a mapping, and no socket keeps a page that is not mapped any more.
+    let lock = libc::F_OFD_SETLK as u64;
+    for command in [lock, libc::F_OFD_SETLKW as u64] {
+        jailed.denied(libc::SYS_fcntl, [0, command, 0, 0, 0, 0], None);
+    }
+    jailed.denied(libc::SYS_madvise, [0, chunk, libc::MADV_REMOVE as u64, 0, 0, 0], None);
+    let (level, name) = (libc::SOL_SOCKET as u64, libc::SO_ZEROCOPY as u64);
+    jailed.denied(libc::SYS_setsockopt, [0, level, name, 0, 0, 0], None);
     // A new VM, and a new userfaultfd.
     for request in [0xae01, 0xaa00] {
         for descriptor in 0..32 {

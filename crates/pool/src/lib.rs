@@ -58,13 +58,13 @@ pub use mapped_extent::{MapExtentError, MappedExtent};
 #[cfg(any(test, feature = "simulated"))]
 pub use media::simulated;
 pub use media::{
-    Access, Durability, FlushInstruction, Huge, Index, MappedMedium, Medium, MediumError,
-    MediumFacts, MediumKind, MemfdOptions, NodeBytes,
+    Access, Durability, ExtentDescriptor, FlushInstruction, Huge, Index, MappedMedium, Medium,
+    MediumError, MediumFacts, MediumKind, MemfdOptions, NodeBytes,
 };
 pub use pool::{
-    AllocateError, CreateError, CreateOptions, ExtentReader, ExtentState, FreePiece, ImagedBy,
-    Imaging, ListedExtent, Listing, LookupError, MediumFailure, OpenError, Pin, Pool, PoolFacts,
-    PoolReader, Problem, PublishError, ReclaimError, Recovery, RepairError, RepairReport, Replica,
+    AllocateError, CreateError, CreateOptions, ExtentReader, ExtentState, FreePiece, Imaging,
+    ListedExtent, Listing, LookupError, MediumFailure, OpenError, Pin, Pool, PoolFacts, PoolReader,
+    Problem, PublishError, ReclaimError, Recovery, RepairError, RepairReport, Replica,
     ReplicaError, Role, Staging, VerifyReport,
 };
 pub use runs::{COPY_CHUNK, pack_copy};

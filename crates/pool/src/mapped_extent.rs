@@ -35,17 +35,20 @@ pub struct MappedExtent {
     /// the whole medium.
     file: Option<File>,
     extent: Extent,
+    /// Where in the file the extent begins.
+    begin: u64,
     durability: Durability,
 }
 
 impl MappedExtent {
-    /// Maps an extent of the medium that `descriptor` refers to. `granule` is the pool's,
-    /// `durability` the medium's.
+    /// Maps an extent from the descriptor that was granted for it, in which it begins at `begin`.
+    /// `granule` is the pool's, `durability` the medium's.
     ///
     /// # Errors
     /// The extent is invalid, or mapping fails.
     pub fn map(
         descriptor: OwnedFd,
+        begin: u64,
         extent: Extent,
         granule: u64,
         durability: Durability,
@@ -70,10 +73,10 @@ impl MappedExtent {
         // Cache-line flushes suffice only if the file system has no unwritten metadata.
         let synchronous = writable && matches!(durability, Durability::CacheLines(_));
         let how = How { writable, synchronous, align: granule };
-        let memory = Memory::map(&file, extent.offset, extent.len, how)
-            .map_err(|errno| failed(errno.into()))?;
+        let memory =
+            Memory::map(&file, begin, extent.len, how).map_err(|errno| failed(errno.into()))?;
         let file = (writable && durability == Durability::FileSync).then_some(file);
-        Ok(Self { memory, file, extent, durability })
+        Ok(Self { memory, file, extent, begin, durability })
     }
 
     /// Location on the medium.
@@ -175,7 +178,7 @@ impl MappedExtent {
             Durability::FileSync => {
                 assert!(self.memory.is_writable(), "a read-only mapping must not be written");
                 let Some(file) = &self.file else { return Ok(()) };
-                let begin = self.extent.offset + at;
+                let begin = self.begin + at;
                 write(file, begin)?;
                 begin_writeback(file, begin..begin + len);
             }

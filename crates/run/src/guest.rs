@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use firn_agent::protocol::RoleCredentials;
 use firn_memory::copy_ahead::WriteReport;
-use firn_snapshot::PageSet;
 use firn_vmm::{HostConfig, Microvm, OpenFile};
 use uuid::Uuid;
 
@@ -72,6 +71,4 @@ pub(crate) struct Ended {
     pub(crate) report: Option<Box<StartReport>>,
     /// What the run wrote, where it ran on copies.
     pub(crate) writes: Option<WriteReport>,
-    /// The image pages that were written, where that was logged.
-    pub(crate) written: Option<PageSet>,
 }

@@ -179,7 +179,7 @@ impl Source {
     pub(crate) fn shape(&self, planner: &dyn Planner, kvm: KvmDevice) -> Result<Shape, StartError> {
         let plan = planners::plan(self.snapshot(), self.grant(), planner)?;
         let machine = open_machine(self.snapshot(), kvm)?;
-        Ok(machine.shape(plan.largest_leaf(), plan.logs_writes()))
+        Ok(machine.shape(plan.largest_leaf()))
     }
 
     /// The state after the plan and its execution for a recorder, which has guest memory of its

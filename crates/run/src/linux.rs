@@ -197,7 +197,6 @@ impl GuestKind for Linux {
         let Running { microvm, mut run } = running;
         run.report.name = Some(served.name.clone());
         let (run, served) = (&mut run, &served);
-        let mut written = None;
         let lead = |handle: &Handle, alive: &AtomicBool| {
             let (mut agent, ready) = served.identify(limit, alive)?;
             let identified = Instant::now();
@@ -247,12 +246,8 @@ impl GuestKind for Linux {
             Ok::<_, StartError>((run.report.writes.take(), after))
         };
         let note = |text: &str| listener.note(text);
-        let writes =
-            session::run(microvm, &served.control, &interruption, lead, note, |microvm| {
-                // Where it is not known, the pool finds out by comparing.
-                written = microvm.written().ok().flatten();
-            })?;
-        Ok(Ended { report: None, writes, written })
+        let writes = session::run(microvm, &served.control, &interruption, lead, note)?;
+        Ok(Ended { report: None, writes })
     }
 }
 

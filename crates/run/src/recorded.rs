@@ -76,7 +76,7 @@ impl RecordedRun<'_> {
             let answered = answered(&outcome, handle, agent)?;
             Ok(((outcome, answered), After::Stop))
         };
-        session::run(running.microvm, &served.control, self.interruption, lead, note, |_| ())
+        session::run(running.microvm, &served.control, self.interruption, lead, note)
     }
 
     /// Invokes the function.

@@ -8,7 +8,7 @@ use firn_memory::copy_ahead::WriteReport;
 use firn_memory::loader::LoaderReport;
 use firn_memory::pager::PagerReport;
 use firn_memory::{ChunkCopies, ExecuteReport, MemoryUsage, ProcessCounters, Work};
-use firn_snapshot::{ImagedBy, NoCopy, ReplicaReport};
+use firn_snapshot::{NoCopy, ReplicaReport};
 use firn_vmm::{KvmStats, RestoreReport};
 use serde::{Deserialize, Serialize};
 
@@ -348,9 +348,6 @@ pub struct ReplicaCost {
     pub prepared_copied_bytes: u64,
     /// How long that took, beside other work, ns.
     pub prepared_ns: u64,
-    /// How the pages to compare were known then.
-    #[serde(default)]
-    pub prepared_by: ImagedBy,
 }
 
 impl From<ReplicaReport> for ReplicaCost {
@@ -364,7 +361,6 @@ impl From<ReplicaReport> for ReplicaCost {
             prepared_compared_bytes: prepared.compared,
             prepared_copied_bytes: prepared.copied,
             prepared_ns: nanoseconds(prepared.duration),
-            prepared_by: prepared.by,
         }
     }
 }

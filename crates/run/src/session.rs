@@ -140,7 +140,6 @@ pub(crate) fn run<T: Send, E: Send + From<StartError>>(
     interruption: &Interruption,
     lead: impl FnOnce(&Handle, &AtomicBool) -> Result<(T, After), E> + Send,
     note: impl Fn(&str),
-    last: impl FnOnce(&mut Microvm),
 ) -> Result<T, E> {
     let handle = microvm.handle();
     *interruption.ending.handle.lock() = Some(handle.clone());
@@ -168,7 +167,6 @@ pub(crate) fn run<T: Send, E: Send + From<StartError>>(
         for error in microvm.device_errors() {
             note(&error);
         }
-        last(&mut microvm);
         // Its sockets close, so that the leader does not wait for an answer that cannot come.
         drop(microvm);
         (leader.join(), end)

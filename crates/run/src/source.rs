@@ -9,8 +9,8 @@ use firn_memory::copy_ahead::{Rule, WriteReport, learn, prepare_copies, request_
 use firn_memory::planners::{Planner, Store};
 use firn_pool::Client;
 use firn_snapshot::{
-    AttachError, Grant, PageSet, Profile, Snapshot, Verifier, Verify, open_pooled,
-    open_pooled_with, open_replica_with,
+    AttachError, Grant, Profile, Snapshot, Verifier, Verify, open_pooled, open_pooled_with,
+    open_replica_with,
 };
 use firn_vmm::Virtualization;
 
@@ -125,29 +125,12 @@ impl Source {
         if grant.is_current()? { Ok(()) } else { Err(StartError::Outdated(path)) }
     }
 
-    /// Gives back what a pool granted, once the microVM has ended: a replica with the pages that
-    /// were written to it, where they are known, and to the prediction the chunks that the run
-    /// wrote. The run succeeded whether or not this does: a failure is returned as a note.
-    pub fn give_back(
-        &mut self,
-        writes: Option<&WriteReport>,
-        written: Option<&PageSet>,
-    ) -> Vec<String> {
-        let Some(grant) = &mut self.grant else { return Vec::new() };
-        let mut notes = Vec::new();
-        if let Some(writes) = writes
-            && let Err(error) = learn(&self.snapshot, grant, &writes.written)
-        {
-            let error = error_chain(&error);
-            notes.push(format!("the pool does not learn from this run: {error}"));
-        }
-        if let Some(written) = written
-            && let Err(error) = grant.return_replica(written)
-        {
-            let error = error_chain(&error);
-            notes.push(format!("the pool does not know what this run wrote: {error}"));
-        }
-        notes
+    /// Adds what the run wrote to the pool's prediction, once the microVM has ended. The run
+    /// succeeded whether or not this does: a failure is returned as a note.
+    pub fn learn(&mut self, writes: Option<&WriteReport>) -> Option<String> {
+        let (grant, writes) = (self.grant.as_mut()?, writes?);
+        let error = learn(&self.snapshot, grant, &writes.written).err()?;
+        Some(format!("the pool does not learn from this run: {}", error_chain(&error)))
     }
 }
 

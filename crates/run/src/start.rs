@@ -100,7 +100,7 @@ fn thaw_snapshot(
         live(guest, &source, &*planner, order, listener)
     }?;
     let Some(ended) = ended else { return Ok(()) };
-    for note in source.give_back(ended.writes.as_ref(), ended.written.as_ref()) {
+    if let Some(note) = source.learn(ended.writes.as_ref()) {
         listener.note(&note);
     }
     if let Some(report) = ended.report {

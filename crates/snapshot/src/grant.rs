@@ -15,7 +15,6 @@ use crate::directory::MAX_ATTEMPTS;
 use crate::error::{OpenError, OpenPooledError};
 use crate::in_pool::{check_pages, open_extent};
 use crate::layout::CHUNK_SIZE;
-use crate::page_set::PageSet;
 use crate::snapshot::Snapshot;
 
 /// When the bytes of a snapshot in a pool are checked against their digests.
@@ -34,16 +33,15 @@ pub enum Verify {
 /// Where guest memory is in a pool, and how it can be mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExtentPlace {
-    /// Offset of guest memory in the medium, in bytes.
+    /// Offset of guest memory in the [file](Grant::take_medium) that it is mapped from, in bytes.
     pub offset: u64,
     /// Bytes of the largest leaf at which this host maps the medium.
     pub leaf: u64,
     /// Whether the kernel supports private mappings of the medium. A device of persistent memory
     /// supports shared mappings only.
     pub private: bool,
-    /// For a replica, which one microVM owns and writes: the offset in the medium of the sealed
-    /// guest memory that it was copied from, in bytes.
-    pub replica_of: Option<u64>,
+    /// Whether it is a replica, which one microVM owns and writes.
+    pub replica: bool,
     /// Whether the bytes, or those that the replica was copied from, were checked since the
     /// manager opened the medium.
     pub checked: bool,
@@ -73,8 +71,6 @@ pub struct Grant {
     check_time: Option<Duration>,
     /// Generation of the sealed extent.
     generation: u64,
-    /// Generation of the replica, until it is returned.
-    replica_generation: Option<u64>,
     connection: Mutex<Client>,
 }
 
@@ -134,7 +130,6 @@ pub fn open_pooled_with(
         replica: None,
         check_time: check.then(|| begin.elapsed()),
         generation,
-        replica_generation: None,
         connection: Mutex::new(connection),
     };
     Ok((snapshot, grant))
@@ -174,10 +169,9 @@ pub fn open_replica_with(
             connection.release(grant.generation)?;
             continue;
         }
-        let ExtentPlace { offset, checked, .. } = grant.extent;
+        let checked = grant.extent.checked;
         *grant.medium.get_mut() = Some(medium(memory)?);
-        grant.extent = ExtentPlace { checked, replica_of: Some(offset), ..place(memory) };
-        grant.replica_generation = Some(memory.extent().generation);
+        grant.extent = ExtentPlace { checked, replica: true, ..place(memory) };
         grant.replica =
             Some(ReplicaReport { imaging: granted.imaging, prepared: granted.prepared });
         return Ok((snapshot, grant));
@@ -186,15 +180,15 @@ pub fn open_replica_with(
 }
 
 impl Grant {
-    /// The pool's medium, to map guest memory from: read-only for a sealed extent, writable for a
-    /// replica. It gives access to all extents, so it is returned once, and the caller closes it
-    /// before the guest runs.
+    /// What to map guest memory from: the pool's medium, read-only for a sealed extent, writable
+    /// for a replica, or the memfd of a replica. The medium gives access to all extents, so it is
+    /// returned once, and the caller closes it before the guest runs.
     #[must_use]
     pub fn take_medium(&self) -> Option<File> {
         self.medium.lock().take()
     }
 
-    /// Where guest memory is in the medium.
+    /// Where guest memory is.
     #[must_use]
     pub fn extent(&self) -> ExtentPlace {
         self.extent
@@ -273,17 +267,6 @@ impl Grant {
     pub fn confine(&mut self) -> Result<(), ClientError> {
         self.connection.get_mut().confine()
     }
-
-    /// Returns the replica to the pool. `written` holds all image pages that the guest, KVM or the
-    /// monitor wrote; the memory must not be written any more. Without this call the manager
-    /// compares the whole replica when the grant is dropped.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
-    pub fn return_replica(&mut self, written: &PageSet) -> Result<(), ClientError> {
-        let Some(generation) = self.replica_generation.take() else { return Ok(()) };
-        self.connection.get_mut().give_back(generation, &written.to_ranges())
-    }
 }
 
 fn copies(key: &str, CopyGrant { runs: expected, copy }: CopyGrant) -> Copies {
@@ -306,10 +289,10 @@ fn medium(grant: &ExtentGrant) -> Result<File, OpenPooledError> {
 
 fn place(grant: &ExtentGrant) -> ExtentPlace {
     ExtentPlace {
-        offset: grant.extent().offset,
+        offset: grant.begin(),
         leaf: grant.leaf(),
         private: grant.has_private_mappings(),
-        replica_of: None,
+        replica: false,
         checked: grant.is_verified(),
     }
 }

@@ -64,7 +64,7 @@ pub use directory::SnapshotDirectory;
 pub use disk::{DiskError, DiskSource};
 pub use error::{OpenError, OpenPooledError};
 pub use files::PackedFile;
-pub use firn_pool::{ClientError, ImagedBy, NoCopy};
+pub use firn_pool::{ClientError, NoCopy};
 pub use freeze::{
     Begin, Begun, Destination, Freeze, FreezeReport, FreezeRequest, NotFrozen, NotFrozenError,
     Seal, Target, freeze, freeze_signed,

@@ -254,7 +254,7 @@ impl Subject {
         };
         let kvm = Path::new(KVM_DEVICE).into();
         Ok(source.and_then(|source| {
-            replay(&source, &ReplaySpec::default(), &*planner, kvm, &Clock::now()).map(|_| ())
+            replay(&source, &ReplaySpec::default(), &*planner, kvm, &Clock::now()).map(drop)
         }))
     }
 

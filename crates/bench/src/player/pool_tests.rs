@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use firn_memory::copy_ahead::{Granule, Rule, request_copy};
 use firn_memory::planners::parse;
-use firn_pool::{Client, CreateOptions, Huge, ImagedBy, MappedMedium, MemfdOptions, Pool, Server};
+use firn_pool::{Client, CreateOptions, Huge, MappedMedium, MemfdOptions, Pool, Server};
 use firn_run::player::replay;
 use firn_run::{Clock, ReplaySpec, Source, StartError, StartReport};
-use firn_snapshot::{Destination, NoCopy, PageSet, Verify, open_pooled, open_replica};
+use firn_snapshot::{Destination, NoCopy, Verify, open_pooled, open_replica};
 use firn_vmm::KVM_DEVICE;
 
 use super::{Leaves, PlayerInputs, PlayerOptions, freeze};
@@ -24,7 +24,7 @@ fn manager(dir: &tempfile::TempDir, size: u64, huge: Option<Huge>) -> Option<Ser
     Some(Server::start(&dir.path().join("pool.sock"), pool).unwrap())
 }
 
-fn run(source: &Source, planner: &str) -> Result<(StartReport, Option<PageSet>), StartError> {
+fn run(source: &Source, planner: &str) -> Result<StartReport, StartError> {
     let planner = parse(planner).unwrap();
     let kvm = Path::new(KVM_DEVICE).into();
     replay(source, &ReplaySpec::default(), &*planner, kvm, &Clock::now())
@@ -53,14 +53,14 @@ fn players_run_from_a_pool_and_do_not_change_its_sealed_bytes() {
             freeze(&inputs, &options, KVM_DEVICE.as_ref(), destination, false).unwrap();
             // Every run checks all its memory, so it detects a byte that an earlier run changed.
             for _ in 0..2 {
-                let (report, _) = run(&pooled(&socket), "pass_shared").unwrap();
+                let report = run(&pooled(&socket), "pass_shared").unwrap();
                 assert!(
                     report.counters.pool_bytes + report.counters.private_bytes >= 16 << 20,
                     "{report:?}"
                 );
                 let written = trace.contains("write");
                 assert_eq!(report.counters.private_bytes >= 16 << 20, written, "{report:?}");
-                let (report, _) = run(&replica(&socket), "pass").unwrap();
+                let report = run(&replica(&socket), "pass").unwrap();
                 assert_eq!(
                     (report.counters.private_bytes, report.counters.shared_bytes),
                     (0, 0),
@@ -72,7 +72,7 @@ fn players_run_from_a_pool_and_do_not_change_its_sealed_bytes() {
 }
 
 #[test]
-fn only_the_written_pages_of_a_replica_are_repaired() {
+fn a_replica_is_repaired_after_a_run() {
     let dir = tempfile::tempdir().unwrap();
     let _manager = manager(&dir, 256 << 20, None).unwrap();
     let socket = dir.path().join("pool.sock");
@@ -86,33 +86,24 @@ fn only_the_written_pages_of_a_replica_are_repaired() {
             return imaging;
         }
     };
-    for with_list in [true, true, false] {
-        let mut replica = replica(&socket);
-        let leaf = replica.grant().unwrap().extent().leaf;
-        let (_, written) = run(&replica, "pass").unwrap();
-        // KVM's dirty log is used if it splits no large leaf.
-        assert_eq!(written.is_some(), leaf == 4096);
-        let Some(written) = written else { return };
-        let pages = written.count();
-        // All pages that the trace wrote, and a few pages of the player: its stack and page tables.
-        assert!((4096..4096 + 64).contains(&pages), "{pages}");
-        if with_list {
-            assert!(replica.give_back(None, Some(&written)).is_empty());
-        }
-        drop(replica);
+    for _ in 0..2 {
+        let used = replica(&socket);
+        run(&used, "pass").unwrap();
+        drop(used);
         let imaging = ready(&mut client);
-        assert_eq!(imaging.by == ImagedBy::List, with_list, "{imaging:?}");
         assert!(imaging.copied >= 16 << 20, "{imaging:?}");
-        // The whole replica equals its snapshot: the list is complete.
         let replica = client.replica("player").unwrap();
-        let (is, was) = (replica.grant.map().unwrap(), replica.map_source().unwrap());
+        let is = replica.grant.map().unwrap();
+        let was = client.snapshot("player").unwrap().map().unwrap();
         let (mut here, mut there) = (vec![0; 2 << 20], vec![0; 2 << 20]);
         for at in (0..is.extent().guest_bytes).step_by(here.len()) {
             is.read_guest(at, &mut here);
             was.read_guest(at, &mut there);
             assert!(here == there, "{at:#x}");
         }
-        client.release(is.extent().generation).unwrap();
+        let generation = is.extent().generation;
+        drop((is, replica));
+        client.release(generation).unwrap();
         ready(&mut client);
     }
 }
@@ -133,7 +124,7 @@ fn players_write_to_runs_of_pages_over_the_sealed_extent() {
         let (snapshot, mut grant) = open_pooled(&socket, "player", Verify::Once).unwrap();
         request_copy(&snapshot, &mut grant, rule).unwrap();
         let mut source = Source::new(snapshot, Some(grant));
-        let (report, _) = run(&source, planner).unwrap();
+        let report = run(&source, planner).unwrap();
         let (counters, writes) = (report.counters, report.writes.unwrap());
         assert_eq!(writes.granule, 16 << 10);
         let copied = counters.copy_bytes;
@@ -146,7 +137,7 @@ fn players_write_to_runs_of_pages_over_the_sealed_extent() {
             assert_eq!(copied, writes.copied * writes.granule);
             assert!(copied < 20 << 20, "30 chunks are written: {copied}");
         }
-        assert!(source.give_back(Some(&writes), None).is_empty());
+        assert_eq!(source.learn(Some(&writes)), None);
         drop(source);
         client.settle().unwrap();
     }
@@ -166,8 +157,8 @@ fn runs_change_nothing_without_learning() {
             let (snapshot, mut grant) = open_pooled(&socket, "player", Verify::Once).unwrap();
             request_copy(&snapshot, &mut grant, rule).unwrap();
             let mut source = Source::new(snapshot, Some(grant));
-            let writes = run(&source, planner).unwrap().0.writes.unwrap();
-            assert!(source.give_back(Some(&writes), None).is_empty());
+            let writes = run(&source, planner).unwrap().writes.unwrap();
+            assert_eq!(source.learn(Some(&writes)), None);
             drop(source);
             client.settle().unwrap();
             writes.predicted
@@ -211,14 +202,14 @@ fn players_write_to_copies_made_in_advance() {
     // its memory.
     for _ in 0..2 {
         let mut snapshot = take();
-        let (report, _) = run(&snapshot, "firn").unwrap();
+        let report = run(&snapshot, "firn").unwrap();
         assert!(
             report.counters.private_bytes >= 16 << 20 && report.counters.copy_bytes == 0,
             "{report:?}"
         );
         let writes = report.writes.unwrap();
         assert!(writes.predicted == 0 && writes.missed >= 8, "{writes:?}");
-        assert!(snapshot.give_back(Some(&writes), None).is_empty());
+        assert_eq!(snapshot.learn(Some(&writes)), None);
     }
     let first = loop {
         let snapshot = take();
@@ -232,7 +223,7 @@ fn players_write_to_copies_made_in_advance() {
     let second = take();
     std::thread::scope(|scope| {
         let runs = [first, second]
-            .map(|snapshot| scope.spawn(move || (run(&snapshot, "firn").unwrap().0, snapshot)));
+            .map(|snapshot| scope.spawn(move || (run(&snapshot, "firn").unwrap(), snapshot)));
         for run in runs {
             let (report, snapshot) = run.join().unwrap();
             let writes = report.writes.unwrap();

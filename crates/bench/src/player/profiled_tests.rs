@@ -71,7 +71,7 @@ fn replayed(path: &Path, planner: &dyn Planner) -> (Snapshot, StartReport) {
     let source = Source::new(snapshot, None);
     let spec = ReplaySpec { input: Some("json-a".to_owned()), ..ReplaySpec::default() };
     let kvm = Path::new(KVM_DEVICE).into();
-    let (report, _) = replay(&source, &spec, planner, kvm, &Clock::now()).unwrap();
+    let report = replay(&source, &spec, planner, kvm, &Clock::now()).unwrap();
     (Snapshot::open(path).unwrap(), report)
 }
 

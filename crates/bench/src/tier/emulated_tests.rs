@@ -97,7 +97,7 @@ mod player {
         let before = disk.reads().unwrap();
         let source = firn_run::Source::open_directory(&snapshot).unwrap();
         let planner = firn_memory::planners::parse("firecracker:readahead=off").unwrap();
-        let (report, _) = firn_run::player::replay(
+        let report = firn_run::player::replay(
             &source,
             &ReplaySpec::default(),
             &*planner,

@@ -164,9 +164,6 @@ pub fn execute_in(
     OwnFiles::of_process()?;
     let known = sources.files().map(KnownFile::new).collect::<Result<_, _>>();
     memory.know_files(known.map_err(ExecuteError::Image)?);
-    if plan.logs_writes() {
-        memory.track_writes();
-    }
     if plan.pager.is_some() {
         let snapshot = sources
             .snapshot

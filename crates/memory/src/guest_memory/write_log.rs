@@ -1,4 +1,4 @@
-//! The log of written pages: for the repair of replicas, and for comparisons after the guest ran.
+//! The log of written pages, for comparisons after the guest ran.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

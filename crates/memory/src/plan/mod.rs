@@ -406,13 +406,6 @@ impl Plan {
         self.segments.iter().map(|segment| segment.leaf).max().unwrap_or(Leaf::Size4K)
     }
 
-    /// Whether KVM has to log the pages that are written: those of a replica, which is repaired
-    /// after the run, unless the log would split its leaves.
-    #[must_use]
-    pub fn logs_writes(&self) -> bool {
-        self.extent_sharing() == Some(Sharing::Exclusive) && self.largest_leaf() == Leaf::Size4K
-    }
-
     /// The sharing of the plan's extent, if it has one. Memory outside a copy is mapped from the
     /// sealed extent.
     pub(crate) fn extent_sharing(&self) -> Option<Sharing> {

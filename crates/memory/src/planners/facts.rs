@@ -62,7 +62,7 @@ impl ImageFacts {
             offset: place.offset,
             leaf: leaves.filter(|leaf| leaf.bytes() <= place.leaf).max().unwrap_or(Leaf::Size4K),
             private: place.private,
-            replica: place.replica_of.is_some(),
+            replica: place.replica,
             checked: place.checked,
         };
         Ok(Self::in_pool(snapshot.manifest().layout.total_bytes(), extent))

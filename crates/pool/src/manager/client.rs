@@ -18,10 +18,6 @@ use crate::media::{Access, MediumFacts};
 use crate::pool::{Imaging, Listing, PoolFacts, Recovery};
 use crate::runs::{decode_runs, encode_runs, first_pages};
 
-/// Maximum number of runs of pages in a request. They fit into a request whatever their numbers
-/// are.
-const MOST_RUNS: usize = 20_000;
-
 /// A connection to a pool's manager. Dropping it releases its grants, so keep it while the granted
 /// extents are used.
 ///
@@ -124,11 +120,17 @@ impl ExtentGrant {
         self.granted.private_mappings
     }
 
-    /// The medium's descriptor: `O_RDONLY` for a snapshot, `O_RDWR` for a staging extent or a
-    /// replica.
+    /// A descriptor: of a replica's own memory, where it has that, and otherwise of the medium;
+    /// `O_RDONLY` for a snapshot, `O_RDWR` for a staging extent or a replica.
     #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
+    }
+
+    /// Where in the descriptor the extent begins, bytes.
+    #[must_use]
+    pub fn begin(&self) -> u64 {
+        self.granted.begin
     }
 
     /// Maps the extent. The mapping may outlive this value, but its content is only guaranteed
@@ -137,14 +139,10 @@ impl ExtentGrant {
     /// # Errors
     /// Mapping fails.
     pub fn map(&self) -> Result<MappedExtent, MapExtentError> {
-        self.map_extent(self.granted.extent, self.access)
-    }
-
-    fn map_extent(&self, extent: Extent, access: Access) -> Result<MappedExtent, MapExtentError> {
-        let Granted { granule, durability, .. } = self.granted;
+        let Granted { granule, durability, extent, begin, .. } = self.granted;
         let failed = |source| MapExtentError { extent, source };
         let descriptor = self.descriptor.try_clone().map_err(failed)?;
-        MappedExtent::map(descriptor, extent, granule, durability, access)
+        MappedExtent::map(descriptor, begin, extent, granule, durability, self.access)
     }
 }
 
@@ -159,17 +157,6 @@ pub struct ReplicaGrant {
     pub imaging: Imaging,
     /// The imaging before the request, after the previous run, if the replica was ready.
     pub prepared: Option<Imaging>,
-}
-
-impl ReplicaGrant {
-    /// Maps the snapshot of which it is a replica for reading. The replica keeps this snapshot
-    /// pinned. The name may already refer to a newer snapshot, so do not look it up by name.
-    ///
-    /// # Errors
-    /// Mapping fails.
-    pub fn map_source(&self) -> Result<MappedExtent, MapExtentError> {
-        self.grant.map_extent(self.source, Access::Read)
-    }
 }
 
 /// A copy set of a snapshot, as stored by a client.
@@ -335,7 +322,7 @@ impl Client {
     /// Stores a copy set for a snapshot that this connection has pinned, so that the manager keeps
     /// copies of these pages ready. The set replaces the one of `revision`, or is new if `revision`
     /// is `None`. Returns `false` and changes nothing if the stored set has another revision. `key`
-    /// has at most 128 bytes.
+    /// has at most 128 bytes, and the set 256 KiB, of which a run takes 8 bytes.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -407,10 +394,11 @@ impl Client {
         }
     }
 
-    /// Confines this connection for good to what it was granted: it can release its grants
-    /// and give them back, replace a copy set that exists, and request
-    /// [`is_current`](Self::is_current) and [`copy_set`](Self::copy_set). The manager refuses all
-    /// else with [`Refusal::Confined`](super::Refusal::Confined).
+    /// Confines this connection for good to what it was granted: it can release its grants,
+    /// replace one copy set that exists, and request [`is_current`](Self::is_current) and
+    /// [`copy_set`](Self::copy_set). The manager refuses all else with
+    /// [`Refusal::Confined`](super::Refusal::Confined), and closes the connection after 256
+    /// requests.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -421,7 +409,8 @@ impl Client {
         }
     }
 
-    /// Releases the grant of a generation.
+    /// Releases the grant of a generation. The manager uses its space again when no process has it
+    /// mapped or has a descriptor of it.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -440,24 +429,6 @@ impl Client {
     pub fn settle(&mut self) -> Result<(), ClientError> {
         match self.request(&Request::Settle)? {
             (Response::Noted, _) => Ok(()),
-            _ => Err(self.unexpected_response()),
-        }
-    }
-
-    /// Releases a replica with the list of written pages of its guest memory: the guest's writes,
-    /// from KVM's dirty log, and the monitor's writes. No process may write to the replica any
-    /// more. The manager compares only these pages and a sample of the others. A list that is too
-    /// long for a request is omitted.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
-    pub fn give_back(&mut self, generation: u64, written: &[PageRange]) -> Result<(), ClientError> {
-        if written.len() > MOST_RUNS {
-            return self.release(generation);
-        }
-        let written = written.iter().map(|range| (range.first, range.pages)).collect();
-        match self.request(&Request::GiveBack { generation, written })? {
-            (Response::Released, _) => Ok(()),
             _ => Err(self.unexpected_response()),
         }
     }
@@ -533,6 +504,14 @@ impl Client {
 
     fn send(&mut self, request: &Request) -> Result<(), ClientError> {
         send(&self.stream, request, None).map_err(|source| self.broken(source))
+    }
+
+    /// Sends the body of a request that may be of another version, and receives the response.
+    #[cfg(test)]
+    pub(super) fn send_raw(&mut self, body: &[u8]) -> Result<(), ClientError> {
+        let raw: serde_json::Value = serde_json::from_slice(body).unwrap();
+        send(&self.stream, &raw, None).unwrap();
+        self.receive().map(drop)
     }
 
     fn receive(&mut self) -> Result<(Response, Option<OwnedFd>), ClientError> {

@@ -6,14 +6,16 @@
 //! is sent with its response (`SCM_RIGHTS`).
 //!
 //! The manager releases the grants of a connection (pins, staging extents, replicas) when the
-//! connection ends, also when its process was killed.
+//! connection ends, also when its process was killed. It uses the space of a grant again when the
+//! kernel knows of no process that has it mapped.
 //!
-//! A client that runs a guest confines its connection first ([`Request::Confine`]).
+//! A client that runs a guest confines its connection first ([`Request::Confine`]). What it can do
+//! then is limited in effect, size and number ([`requests`]).
 //!
 //! Only the manager writes metadata. A descriptor for reading cannot be mapped for writing. A
-//! descriptor for writing, which a freeze and a replica need, gives access to the whole medium: the
-//! kernel cannot confine it to an extent. Every process that can connect can therefore write the
-//! pool, so the socket is restricted to its owner (mode 0600).
+//! descriptor for writing, which a freeze and a replica need, reaches a replica of a memfd alone,
+//! and otherwise the whole medium: the kernel cannot confine it to an extent. Every process that
+//! can connect can therefore write the pool, so the socket is restricted to its owner (mode 0600).
 
 mod client;
 mod copies;
@@ -41,7 +43,7 @@ pub use error::{ClientError, Refusal, ServerError};
 pub use server::{ClientWatch, Server};
 
 /// The version of the protocol.
-const MANAGER_VERSION: u32 = 5;
+const MANAGER_VERSION: u32 = 6;
 
 /// A request of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,8 +82,6 @@ enum Request {
     Confine,
     /// Release a pin, a staging extent or a replica.
     Release { generation: u64 },
-    /// Release a replica, with the list of its written pages.
-    GiveBack { generation: u64, written: Vec<(u64, u64)> },
     /// Respond when released replicas are imaged, copies are ready and free space is zeroed.
     Settle,
     /// List all extents.
@@ -102,8 +102,7 @@ impl Request {
             Self::CopySet { .. }
             | Self::IsCurrent { .. }
             | Self::Confine
-            | Self::Release { .. }
-            | Self::GiveBack { .. } => true,
+            | Self::Release { .. } => true,
             _ => false,
         }
     }
@@ -171,9 +170,13 @@ struct Granted {
     private_mappings: bool,
     verified: bool,
     extent: Extent,
+    /// Where in the descriptor the extent begins, bytes.
+    begin: u64,
     /// Of a staging extent: the parts that are zero, as begin and end from the extent's beginning.
     zeroed: Vec<(u64, u64)>,
 }
 
+#[cfg(test)]
+mod hostile_tests;
 #[cfg(test)]
 mod tests;

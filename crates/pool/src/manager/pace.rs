@@ -44,6 +44,12 @@ impl Pace {
         self.started.store(self.now(), Ordering::Relaxed);
     }
 
+    /// Time of the last requested start.
+    #[cfg(test)]
+    pub(super) fn last_start(&self) -> u64 {
+        self.started.load(Ordering::Relaxed)
+    }
+
     /// The total pause allowed for one replica or copy.
     pub(super) fn budget() -> Budget {
         Budget(MAX_PAUSE)

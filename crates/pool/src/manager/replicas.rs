@@ -1,10 +1,14 @@
 //! Unused replicas: imaging them for the next microVM.
 //!
-//! A microVM writes to its replica. After the microVM ends, a low-priority thread compares the
-//! replica with its snapshot and copies what differs, one replica at a time. A monitor that exits
-//! normally can report the written pages: then only these pages and a sample of the others are
-//! compared. When the sample shows that a list was incomplete, the manager ignores all later lists,
-//! because a microVM must not start on wrong memory.
+//! A microVM writes to its replica. After the microVM ends, a low-priority thread compares all of
+//! the replica with its snapshot and copies what differs, one replica at a time.
+//!
+//! A guest may have taken over the monitor that returns a replica, so nothing that it reports is
+//! used, and a replica is compared only when no process can write to it any more: the kernel knows
+//! that by the lock of the descriptor that the monitor got ([`Medium::is_held`]). Until then the
+//! replica waits, and the thread looks again at growing intervals.
+//!
+//! [`Medium::is_held`]: crate::Medium::is_held
 //!
 //! A request that finds none ready, but one that is not imaged yet, waits for that. The thread then
 //! makes one more replica, up to [`MAX_AHEAD`] in all, so that later requests at such intervals
@@ -15,16 +19,22 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use firn_base::PageRange;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::pace::{Pace, lower_priority};
-use crate::pool::{AllocateError, ImagedBy, Imaging, Listing, Pool, Replica, ReplicaError};
+use crate::pool::{AllocateError, Imaging, Listing, Pool, Replica, ReplicaError};
 
 /// Maximum number of replicas of a snapshot, those in use included, at which one more is made in
 /// advance. Requests that come together make as many as they need.
 const MAX_AHEAD: usize = 4;
+/// The first and the longest time until the thread looks again whether a process let go of a
+/// replica. A process that ends may close its connection a moment before its mappings.
+const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(500)];
+
+/// How many times a request looks again whether a full pool has room.
+const LOOKS: u32 = 20;
 
 /// The unused replicas of a pool.
 #[derive(Debug)]
@@ -47,21 +57,16 @@ struct Shared {
 struct State {
     /// Imaged replicas, and the cost of imaging each.
     ready: Vec<(Replica, Imaging)>,
-    /// Replicas that are not imaged yet, with the list of written pages if it is known.
-    waiting: VecDeque<Returned>,
+    /// Replicas that are not imaged yet. The processes that had them may still write to them.
+    waiting: VecDeque<Replica>,
     /// Snapshots, by name, of which one more replica is to be made.
     more: VecDeque<String>,
-    /// Counts lists; each list gets another sample.
-    lists: u64,
-    /// A list was incomplete: all later lists are ignored.
-    ignore_lists: bool,
+    /// A grant was released.
+    is_released: bool,
     /// The replica that is being imaged.
     busy: Option<Busy>,
     ended: bool,
 }
-
-/// A replica, and the list of written pages if it is known.
-pub(super) type Returned = (Replica, Option<Vec<PageRange>>);
 
 #[derive(Debug)]
 struct Busy {
@@ -102,7 +107,8 @@ impl Replicas {
                 let prepared = Some(imaging);
                 return Ok(Acquired { replica, imaging: Imaging::default(), prepared });
             }
-            let at = state.waiting.iter().position(|(replica, _)| fits(replica));
+            let usable = |replica: &Replica| fits(replica) && !replica.is_held();
+            let at = state.waiting.iter().position(usable);
             let waiting = at.and_then(|at| state.waiting.remove(at));
             if waiting.is_some() && !state.more.iter().any(|more| more == name) {
                 state.more.push_back(name.to_owned());
@@ -110,38 +116,56 @@ impl Replicas {
             }
             waiting
         };
-        let (replica, written) = match waiting {
-            Some(returned) => returned,
-            None => (self.with_room(|| self.shared.pool.replica(name))?, None),
+        let replica = match waiting {
+            Some(replica) => replica,
+            None => self.with_room(|| self.shared.pool.replica(name))?,
         };
         let turn = self.turn.lock();
-        let imaging = self.shared.image(&replica, written.as_deref(), || false);
+        let imaging = replica.image_until(|| false);
         drop(turn);
         Ok(Acquired { replica, imaging: imaging.unwrap_or_default(), prepared: None })
     }
 
-    /// Takes replicas back after their microVMs ended, to image them.
-    pub(super) fn take_back(&self, replicas: impl IntoIterator<Item = Returned>) {
-        self.shared.state().waiting.extend(replicas);
+    /// Takes back what a client released: replicas to image, or none if it was something else,
+    /// whose space is to be freed.
+    pub(super) fn take_back(&self, replicas: impl IntoIterator<Item = Replica>) {
+        let mut state = self.shared.state();
+        state.waiting.extend(replicas);
+        state.is_released = true;
+        drop(state);
         self.shared.changed.notify_all();
     }
 
-    /// Waits until all replicas are imaged.
+    /// Waits until all replicas are imaged that no process can write to.
     pub(super) fn settle(&self) {
         let mut state = self.shared.state();
         let at_work = |state: &mut State| state.has_work() || state.busy.is_some();
         self.shared.changed.wait_while(&mut state, at_work);
     }
 
-    /// Calls `allocate`. If the pool is full, frees all unused replicas and calls it again.
+    /// Calls `allocate`. If the pool is full, frees all unused replicas and calls it again. Space
+    /// that is released but still mapped may be of a process that is just ending, so it waits for
+    /// that a moment.
     pub(super) fn with_room<T, E: IsFull>(
         &self,
         allocate: impl Fn() -> Result<T, E>,
     ) -> Result<T, E> {
-        match allocate() {
-            Err(error) if error.is_full() && self.free(None) > 0 => allocate(),
-            result => result,
+        let mut result = allocate();
+        if is_full(&result) {
+            self.free(None);
         }
+        for _ in 0..LOOKS {
+            if !is_full(&result) {
+                break;
+            }
+            let held = self.shared.pool.free_released();
+            result = allocate();
+            if held == 0 {
+                break;
+            }
+            std::thread::sleep(LOOK_AGAIN[0]);
+        }
+        result
     }
 
     /// Frees all unused replicas, or those of one snapshot, and returns their number.
@@ -206,16 +230,16 @@ impl Drop for Replicas {
 
 impl State {
     fn has_work(&self) -> bool {
-        !self.waiting.is_empty() || !self.more.is_empty()
+        !self.more.is_empty() || self.waiting.iter().any(|replica| !replica.is_held())
     }
 
     /// Removes the unwanted replicas. The caller drops them, which frees their extents, without
     /// holding the lock.
     fn take(&mut self, unwanted: impl Fn(&Replica) -> bool) -> Vec<Replica> {
         let (taken, kept): (VecDeque<_>, _) =
-            std::mem::take(&mut self.waiting).into_iter().partition(|(r, _)| unwanted(r));
+            std::mem::take(&mut self.waiting).into_iter().partition(&unwanted);
         self.waiting = kept;
-        let mut taken: Vec<Replica> = taken.into_iter().map(|(replica, _)| replica).collect();
+        let mut taken = Vec::from(taken);
         taken.extend(self.ready.extract_if(.., |(replica, _)| unwanted(replica)).map(|(r, _)| r));
         taken
     }
@@ -230,25 +254,26 @@ impl Shared {
     fn serve(&self) {
         let mut state = self.state();
         loop {
-            self.changed.wait_while(&mut state, |state| !state.has_work() && !state.ended);
-            let returned = state.waiting.pop_front().filter(|_| !state.ended);
+            self.wait_for_work(&mut state);
+            let released = state.waiting.iter().position(|replica| !replica.is_held());
+            let released = released.filter(|_| !state.ended);
+            let returned = released.and_then(|at| state.waiting.remove(at));
             let name = match &returned {
-                Some((replica, _)) => Some(replica.source().name().to_owned()),
+                Some(replica) => Some(replica.source().name().to_owned()),
                 None => state.more.pop_front().filter(|_| !state.ended),
             };
             let Some(name) = name else { return };
             let stop = Arc::new(AtomicBool::new(false));
             state.busy = Some(Busy { name: name.clone(), stop: Arc::clone(&stop) });
             drop(state);
-            let made = returned.or_else(|| self.one_more(&name)).and_then(|(replica, written)| {
+            let made = returned.or_else(|| self.one_more(&name)).and_then(|replica| {
                 let mut budget = Pace::budget();
                 let stopped = || {
                     self.pace.yield_to_starts(&mut budget);
                     stop.load(Ordering::Relaxed)
                 };
                 let is_current = || self.is_current(&replica);
-                let imaging =
-                    is_current().then(|| self.image(&replica, written.as_deref(), stopped));
+                let imaging = is_current().then(|| replica.image_until(stopped));
                 // The name may have been updated in the meantime.
                 let imaging = imaging.flatten().filter(|_| is_current())?;
                 Some((replica, imaging))
@@ -260,42 +285,36 @@ impl Shared {
         }
     }
 
+    /// Waits until there is a replica to image or to make, or the manager ends. Frees the space
+    /// that processes let go of meanwhile.
+    fn wait_for_work(&self, state: &mut MutexGuard<'_, State>) {
+        let [mut next, longest] = LOOK_AGAIN;
+        loop {
+            state.is_released = false;
+            let held = MutexGuard::unlocked(state, || self.pool.free_released());
+            if state.has_work() || state.ended {
+                return;
+            }
+            if state.is_released {
+                next = LOOK_AGAIN[0];
+            } else if held == 0 && state.waiting.is_empty() {
+                self.changed.wait(state);
+            } else {
+                self.changed.wait_for(state, next);
+                next = (2 * next).min(longest);
+            }
+        }
+    }
+
     /// One more replica of a snapshot, if there are few and the pool has room.
-    fn one_more(&self, name: &str) -> Option<Returned> {
+    fn one_more(&self, name: &str) -> Option<Replica> {
         let generation = self.pool.lookup(name).ok()?.generation;
         let listing = self.pool.list();
         let count = listing.extents.iter().filter(|listed| listed.source == Some(generation));
         if count.count() >= MAX_AHEAD {
             return None;
         }
-        Some((self.pool.replica(name).ok()?, None))
-    }
-
-    /// Images a replica. Uses the list of written pages unless lists are ignored.
-    fn image(
-        &self,
-        replica: &Replica,
-        written: Option<&[PageRange]>,
-        stop: impl FnMut() -> bool,
-    ) -> Option<Imaging> {
-        let list = written.and_then(|written| {
-            let mut state = self.state();
-            state.lists += 1;
-            (!state.ignore_lists).then_some((written, state.lists))
-        });
-        let Some((written, list)) = list else { return replica.image_until(stop) };
-        let imaging = replica.image_listed(written, list, stop)?;
-        if imaging.by == ImagedBy::WrongList {
-            let mut state = self.state();
-            state.ignore_lists = true;
-            // Image again the replicas for which a list was used.
-            let listed = |(_, imaging): &mut (Replica, Imaging)| imaging.by == ImagedBy::List;
-            let listed: Vec<_> = state.ready.extract_if(.., listed).collect();
-            state.waiting.extend(listed.into_iter().map(|(replica, _)| (replica, None)));
-            drop(state);
-            self.changed.notify_all();
-        }
-        Some(imaging)
+        self.pool.replica(name).ok()
     }
 
     fn is_current(&self, replica: &Replica) -> bool {
@@ -303,6 +322,10 @@ impl Shared {
         let current = self.pool.lookup(source.name());
         current.is_ok_and(|current| current.generation == source.extent().generation)
     }
+}
+
+fn is_full<T, E: IsFull>(result: &Result<T, E>) -> bool {
+    result.as_ref().is_err_and(IsFull::is_full)
 }
 
 /// Whether an error means that the pool is full.

@@ -1,17 +1,30 @@
 //! Handling of requests.
+//!
+//! A confined connection is one of a monitor, which its guest may have taken over:
+//!
+//! | request | what a hostile client gains |
+//! |---|---|
+//! | `release` | nothing: the space of the grant is used again when no process has it mapped |
+//! | `is_current` | a pause of background work, once |
+//! | `copy_set` | the prediction of its own snapshot |
+//! | `store_copy_set` | a false prediction for its own snapshot, of limited size, once |
+//! | `confine` | nothing |
+//!
+//! The number and the size of its requests are limited, so that they cost the manager little time.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use firn_base::{PageRange, error_chain};
+use firn_base::error_chain;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::copies::{Copies, Lent, StoredSet};
 use super::error::Refusal;
 use super::pace::Pace;
 use super::replicas::{Acquired, Replicas};
+use super::wire::MAX_REQUEST;
 use super::zeroing::Zeroing;
 use super::{Granted, Request, Response};
 use crate::extent::Extent;
@@ -26,6 +39,14 @@ use crate::runs::{decode_runs, encode_runs};
 const MAX_GRANTS: usize = 4096;
 /// Maximum length of the key of a copy set, bytes.
 const MAX_KEY: usize = 128;
+/// Maximum size of a copy set, its runs and the client's state, bytes. A copy of more runs would
+/// take more mappings than a process can have.
+const MAX_SET: usize = 256 << 10;
+/// Maximum number of requests of a confined connection. A run needs a few; many runs that end at
+/// once may try several times to store what they learnt.
+const MAX_CONFINED: u32 = 256;
+/// Maximum size of such a request, bytes: that of the largest copy set as JSON.
+const MAX_CONFINED_BYTES: u32 = 2 << 20;
 
 /// A pool and its manager's state in memory.
 #[derive(Debug)]
@@ -46,7 +67,15 @@ pub(super) struct Grants {
     stagings: HashMap<u64, Staging>,
     replicas: HashMap<u64, Replica>,
     copies: Vec<Lent>,
-    confined: bool,
+    confined: Option<Confined>,
+}
+
+/// What a confined connection has used up.
+#[derive(Debug, Default)]
+struct Confined {
+    requests: u32,
+    started: bool,
+    learnt: bool,
 }
 
 pub(super) type Answer = Result<(Response, Option<OwnedFd>), (Refusal, String)>;
@@ -70,9 +99,9 @@ impl Manager {
 
     /// Releases the grants of a connection that ended.
     pub(super) fn take_back(&self, mut grants: Grants) {
-        // The written pages are unknown.
-        let replicas = std::mem::take(&mut grants.replicas).into_values();
-        self.replicas.take_back(replicas.map(|replica| (replica, None)));
+        let replicas = std::mem::take(&mut grants.replicas);
+        drop(grants);
+        self.replicas.take_back(replicas.into_values());
     }
 
     /// Forgets the checks of freed extents. Generations are never reused.
@@ -89,13 +118,17 @@ impl Manager {
 
     /// Handles one request of a connection that holds `grants`.
     pub(super) fn answer(&self, request: Request, grants: &mut Grants) -> Answer {
-        if grants.confined && !request.is_confined() {
-            let message = "this connection is confined to what it was granted";
-            return Err((Refusal::Confined, message.to_owned()));
+        if let Some(confined) = &mut grants.confined {
+            confined.requests += 1;
+            if confined.requests > MAX_CONFINED || !request.is_confined() {
+                let message = "this connection is confined to what it was granted";
+                return Err((Refusal::Confined, message.to_owned()));
+            }
         }
         match request {
             Request::Describe => {
-                let descriptor = self.descriptor(Access::Read)?;
+                let descriptor = self.pool.shared_medium().descriptor(Access::Read);
+                let descriptor = descriptor.map_err(|error| self.refuse_descriptor(&error))?;
                 let (pool, medium) = (self.pool.facts(), self.pool.medium().clone());
                 let (recovery, pid) = (self.pool.recovery(), std::process::id());
                 let described = Response::Described { pool, medium, recovery, pid };
@@ -105,8 +138,7 @@ impl Manager {
                 self.pace.start();
                 grants.check_room()?;
                 let pin = self.pool.pin(&name).map_err(refuse_lookup)?;
-                let granted = self.granted(pin.extent());
-                let descriptor = self.descriptor(Access::Read)?;
+                let (granted, descriptor) = self.grant(pin.extent(), Access::Read)?;
                 grants.pins.push(pin);
                 Ok((Response::Granted(granted), Some(descriptor)))
             }
@@ -116,13 +148,19 @@ impl Manager {
                 Ok((Response::Noted, None))
             }
             Request::IsCurrent { generation } => {
-                self.pace.start();
+                if grants
+                    .confined
+                    .as_mut()
+                    .is_none_or(|it| !std::mem::replace(&mut it.started, true))
+                {
+                    self.pace.start();
+                }
                 let current = self.pool.lookup(grants.pin(generation)?.name());
                 let is_current = current.is_ok_and(|current| current.generation == generation);
                 Ok((Response::Current(is_current), None))
             }
             Request::Confine => {
-                grants.confined = true;
+                grants.confined.get_or_insert_default();
                 Ok((Response::Noted, None))
             }
             Request::Replica { name } => self.replica(&name, grants),
@@ -160,8 +198,19 @@ impl Manager {
                     let message = format!("the key of a copy set has at most {MAX_KEY} bytes");
                     return Err((Refusal::Invalid, message));
                 }
+                if size_of_val(runs.as_slice()) + state.len() > MAX_SET {
+                    let message = format!("a copy set has at most {MAX_SET} bytes");
+                    return Err((Refusal::Invalid, message));
+                }
+                if grants.confined.as_ref().is_some_and(|confined| confined.learnt) {
+                    let message = "this connection has stored a copy set";
+                    return Err((Refusal::Confined, message.to_owned()));
+                }
                 let runs = decode_runs(&runs);
                 let stored = self.copies.replace(pin, &key, revision, runs, state);
+                if let Some(confined) = &mut grants.confined {
+                    confined.learnt = stored;
+                }
                 Ok((if stored { Response::Noted } else { Response::OtherRevision }, None))
             }
             Request::Begin { name, guest_bytes, tail_bytes } => {
@@ -171,8 +220,8 @@ impl Manager {
                 let staging = staging.map_err(refuse_allocate)?;
                 let zeroed = staging.zeroed().into_iter().map(|part| (part.start, part.end));
                 let zeroed = zeroed.collect();
-                let granted = Granted { zeroed, ..self.granted(staging.extent()) };
-                let descriptor = self.descriptor(Access::Write)?;
+                let (granted, descriptor) = self.grant(staging.extent(), Access::Write)?;
+                let granted = Granted { zeroed, ..granted };
                 grants.stagings.insert(staging.extent().generation, staging);
                 Ok((Response::Granted(granted), Some(descriptor)))
             }
@@ -189,20 +238,13 @@ impl Manager {
                 Ok((Response::Published { extent }, None))
             }
             Request::Release { generation } => {
-                if let Some(replica) = grants.replicas.remove(&generation) {
-                    self.replicas.take_back([(replica, None)]);
-                } else if grants.stagings.remove(&generation).is_none() {
+                let replica = grants.replicas.remove(&generation);
+                if replica.is_none() && grants.stagings.remove(&generation).is_none() {
                     let held = |pin: &Pin| pin.extent().generation == generation;
                     let position = grants.pins.iter().position(held);
                     grants.pins.swap_remove(position.ok_or_else(|| not_held(generation))?);
                 }
-                Ok((Response::Released, None))
-            }
-            Request::GiveBack { generation, written } => {
-                let written = written.into_iter().map(|(first, pages)| PageRange { first, pages });
-                let replica = grants.replicas.remove(&generation);
-                let replica = replica.ok_or_else(|| not_held(generation))?;
-                self.replicas.take_back([(replica, Some(written.collect()))]);
+                self.replicas.take_back(replica);
                 Ok((Response::Released, None))
             }
             Request::List => {
@@ -251,38 +293,50 @@ impl Manager {
             ReplicaError::Allocate(error) => refuse_allocate(error),
         })?;
         let Acquired { replica, imaging, prepared } = acquired;
-        let granted = self.granted(replica.extent());
+        let (granted, descriptor) = self.grant(replica.extent(), Access::Write)?;
         let source = replica.source().extent();
-        let descriptor = self.descriptor(Access::Write)?;
         grants.replicas.insert(replica.extent().generation, replica);
         Ok((Response::Replica { granted, source, imaging, prepared }, Some(descriptor)))
     }
 
-    fn granted(&self, extent: Extent) -> Granted {
+    fn grant(
+        &self,
+        extent: Extent,
+        access: Access,
+    ) -> Result<(Granted, OwnedFd), (Refusal, String)> {
+        let opened = self.pool.shared_medium().grant(access, extent.offset);
+        let opened = opened.map_err(|error| self.refuse_descriptor(&error))?;
         let facts = self.pool.facts();
         let medium = self.pool.medium();
-        Granted {
+        let granted = Granted {
             pool: facts.uuid,
             granule: facts.granule,
             durability: medium.durability,
-            leaf: medium.leaf(),
+            leaf: opened.leaf,
             private_mappings: medium.has_private_mappings(),
             verified: self.verified().contains(&extent.generation),
             extent,
+            begin: opened.offset,
             zeroed: Vec::new(),
-        }
+        };
+        Ok((granted, opened.descriptor))
     }
 
-    fn descriptor(&self, access: Access) -> Result<OwnedFd, (Refusal, String)> {
-        let descriptor = self.pool.shared_medium().descriptor(access);
-        descriptor.map_err(|error| {
-            let medium = &self.pool.medium().name;
-            (Refusal::Medium, format!("cannot open {medium} for a client: {error}"))
-        })
+    fn refuse_descriptor(&self, error: &io::Error) -> (Refusal, String) {
+        let medium = &self.pool.medium().name;
+        (Refusal::Medium, format!("cannot open {medium} for a client: {error}"))
     }
 }
 
 impl Grants {
+    /// Maximum size of the next request, bytes; `None` if the connection has used up its requests.
+    pub(super) fn max_request(&self) -> Option<u32> {
+        match &self.confined {
+            None => Some(MAX_REQUEST),
+            Some(confined) => (confined.requests <= MAX_CONFINED).then_some(MAX_CONFINED_BYTES),
+        }
+    }
+
     fn pin(&self, generation: u64) -> Result<&Pin, (Refusal, String)> {
         let held = |pin: &&Pin| pin.extent().generation == generation;
         self.pins.iter().find(held).ok_or_else(|| not_held(generation))
@@ -321,3 +375,7 @@ fn refuse_allocate(error: AllocateError) -> (Refusal, String) {
     };
     (refusal, error_chain(&error))
 }
+
+#[cfg(test)]
+#[path = "requests_tests.rs"]
+mod tests;

@@ -15,12 +15,13 @@ use rustix::net::{
     AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, listen, shutdown,
     socket_with,
 };
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Response;
 use super::directory::lock_folder;
 use super::error::{Refusal, ServerError};
 use super::requests::{Grants, Manager};
-use super::wire::{MAX_REQUEST, WireError, receive, send};
+use super::wire::{WireError, receive, send};
 use crate::media::MediumError;
 use crate::pool::Pool;
 
@@ -97,6 +98,7 @@ impl Server {
     /// See [`ServerError`].
     pub fn start(path: &Path, pool: Pool) -> Result<Self, ServerError> {
         let listener = listen_at(path)?;
+        raise_descriptor_limit();
         let manager = Manager::new(pool);
         let manager =
             manager.map_err(|source| ServerError::Socket { path: path.to_owned(), source })?;
@@ -190,6 +192,14 @@ impl Drop for Server {
     }
 }
 
+/// Raises the limit of descriptors as far as this process may: each connection takes one, and each
+/// replica in memory.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    // At the old limit, connections wait and replicas are refused.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
 /// Listens at a path, in place of a socket on which no process listens.
 fn listen_at(path: &Path) -> Result<UnixListener, ServerError> {
     let failed = |source| ServerError::Socket { path: path.to_owned(), source };
@@ -260,10 +270,11 @@ impl Drop for Served {
     }
 }
 
-/// Serves a connection until the client closes it, it fails, or a request is malformed.
+/// Serves a connection until the client closes it, it fails, a request is malformed, or the client
+/// has used up its requests.
 fn serve(stream: &UnixStream, manager: &Manager, grants: &mut Grants) {
-    loop {
-        let answer = match receive(stream, MAX_REQUEST) {
+    while let Some(max) = grants.max_request() {
+        let answer = match receive(stream, max) {
             Ok(request) => manager.answer(request, grants),
             Err(WireError::Closed | WireError::Io(_)) => return,
             Err(error @ (WireError::Version(_) | WireError::Malformed)) => {

@@ -3,7 +3,6 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use firn_base::PageRange;
 use proptest::prelude::{any, proptest};
 use proptest::test_runner::Config;
 use rustix::fs::{OFlags, fcntl_getfl};
@@ -12,38 +11,41 @@ use tempfile::TempDir;
 use super::wire::{MAX_REQUEST, send};
 use super::{Client, ClientError, MANAGER_VERSION, Refusal, Request, Server, ServerError};
 use crate::{
-    Access, CreateOptions, GRANULE, ImagedBy, Imaging, MappedMedium, MediumError, MemfdOptions,
-    Pool, PoolReader, Role,
+    Access, CreateOptions, GRANULE, Imaging, MappedMedium, MediumError, MemfdOptions, Pool,
+    PoolReader, Role,
 };
 
-const GUEST: u64 = GRANULE;
+pub(super) const GUEST: u64 = GRANULE;
 
-struct World {
-    folder: TempDir,
-    server: Server,
+pub(super) struct World {
+    pub(super) folder: TempDir,
+    pub(super) server: Server,
 }
 
 impl World {
     fn new(granules: u64) -> Self {
         let options = MemfdOptions { size: (granules + 2) * GRANULE, huge: None, node: None };
-        let medium = Arc::new(MappedMedium::memfd(options).unwrap());
+        Self::on(MappedMedium::memfd(options).unwrap(), tempfile::tempdir().unwrap())
+    }
+
+    /// A pool on a medium, which may be in the folder.
+    pub(super) fn on(medium: MappedMedium, folder: TempDir) -> Self {
         let options = CreateOptions { names: 8, ..CreateOptions::default() };
-        let pool = Pool::create(medium, &options).unwrap();
-        let folder = tempfile::tempdir().unwrap();
+        let pool = Pool::create(Arc::new(medium), &options).unwrap();
         let server = Server::start(&folder.path().join("pool.sock"), pool).unwrap();
         Self { folder, server }
     }
 
-    fn path(&self) -> PathBuf {
+    pub(super) fn path(&self) -> PathBuf {
         self.folder.path().join("pool.sock")
     }
 
-    fn client(&self) -> Client {
+    pub(super) fn client(&self) -> Client {
         Client::connect(&self.path()).unwrap()
     }
 
     /// Waits until the manager has closed the connections of dropped clients.
-    fn settle(&self, connections: usize) {
+    pub(super) fn settle(&self, connections: usize) {
         while self.server.connections() > connections {
             std::thread::yield_now();
         }
@@ -61,13 +63,13 @@ impl World {
         }
     }
 
-    fn count(&self, role: Role) -> usize {
+    pub(super) fn count(&self, role: Role) -> usize {
         let listing = self.server.pool().list();
         listing.extents.iter().filter(|listed| listed.role == role).count()
     }
 }
 
-fn freeze(client: &mut Client, name: &str, text: &[u8]) {
+pub(super) fn freeze(client: &mut Client, name: &str, text: &[u8]) {
     let grant = client.begin(name, GUEST, 100).unwrap();
     let extent = grant.map().unwrap();
     extent.write_guest(0, &vec![0; 2 << 20]).unwrap();
@@ -77,7 +79,7 @@ fn freeze(client: &mut Client, name: &str, text: &[u8]) {
     client.commit(grant.extent().generation).unwrap();
 }
 
-fn refusal(error: &ClientError) -> Refusal {
+pub(super) fn refusal(error: &ClientError) -> Refusal {
     match error {
         ClientError::Refused { refusal, .. } => *refusal,
         error => panic!("{error}"),
@@ -121,7 +123,7 @@ fn pin_ends_with_its_connection() {
     let mut bytes = [0; 4];
     extent.read_guest(8192, &mut bytes);
     assert_eq!(&bytes, b"snow");
-    drop(first);
+    drop((old, extent, first));
     world.settle(2);
     assert_eq!(world.count(Role::Superseded), 0);
 }
@@ -152,17 +154,19 @@ fn replicas_are_imaged_again_and_freed_when_the_pool_is_full() {
     memory.read_guest(8192, &mut bytes);
     assert_eq!(&bytes, b"snow");
     memory.write_guest(8192, b"mud!").unwrap();
-    client.release(replica.grant.extent().generation).unwrap();
+    let extent = replica.grant.extent();
+    client.release(extent.generation).unwrap();
+    drop((memory, replica));
 
     let told = world.ready(&mut client, 1);
     assert_eq!((told.compared, told.copied), (GUEST, 64 << 10));
     let again = client.replica("hello").unwrap();
     assert_eq!((again.prepared, again.imaging), (Some(told), Imaging::default()));
-    assert_eq!(again.grant.extent(), replica.grant.extent());
+    assert_eq!(again.grant.extent(), extent);
     again.grant.map().unwrap().read_guest(8192, &mut bytes);
     assert_eq!(&bytes, b"snow", "the replica was imaged after the first run");
     assert_eq!(again.source, client.snapshot("hello").unwrap().extent());
-    drop(client);
+    drop((again, client));
     world.settle(0);
     assert_eq!(world.count(Role::Replica), 1);
 
@@ -174,51 +178,6 @@ fn replicas_are_imaged_again_and_freed_when_the_pool_is_full() {
     let full = client.replica("hello").unwrap_err();
     assert_eq!(refusal(&full), Refusal::Full);
     assert!(full.to_string().contains("lacks 2097152 bytes"), "{full}");
-}
-
-#[test]
-fn lists_of_written_pages_are_used_until_one_is_incomplete() {
-    let world = World::new(8);
-    let mut client = world.client();
-    freeze(&mut client, "hello", b"snow");
-    // Writes a byte into each of these pages, releases the replica with a list, and returns the
-    // cost of imaging it.
-    let mut run = |pages: &[u64], listed: &[(u64, u64)]| {
-        let replica = client.replica("hello").unwrap();
-        let memory = replica.grant.map().unwrap();
-        let mut bytes = [0; 4];
-        memory.read_guest(8192, &mut bytes);
-        assert_eq!(&bytes, b"snow");
-        for page in pages {
-            memory.write_guest(page * 4096 + 1, &[7]).unwrap();
-        }
-        let listed: Vec<_> =
-            listed.iter().map(|&(first, pages)| PageRange { first, pages }).collect();
-        client.give_back(replica.grant.extent().generation, &listed).unwrap();
-        let imaging = world.ready(&mut client, 1);
-        // Whatever the list contained, the replica equals its snapshot.
-        let (mut is, mut was) = (vec![1; 2 << 20], vec![2; 2 << 20]);
-        memory.read_guest(0, &mut is);
-        replica.map_source().unwrap().read_guest(0, &mut was);
-        assert!(is == was);
-        imaging
-    };
-    let imaging = run(&[2, 3, 400], &[(2, 2), (400, 1)]);
-    assert_eq!((imaging.by, imaging.copied), (ImagedBy::List, 3 * 4096));
-    assert!(imaging.compared <= 3 * 4096 + (64 << 10), "{imaging:?}");
-    // Lists with pages beyond guest memory, or with all pages, are accepted.
-    let imaging = run(&[5], &[(5, 1), (u64::MAX, 1), (511, 1), (1 << 40, 3)]);
-    assert_eq!((imaging.by, imaging.copied), (ImagedBy::List, 4096));
-    let imaging = run(&[5], &[(0, u64::MAX)]);
-    assert_eq!((imaging.by, imaging.compared), (ImagedBy::Comparing, GUEST));
-    // A byte in each piece with an empty list: any sample finds a difference.
-    let all: Vec<u64> = (0..512).collect();
-    let imaging = run(&all, &[]);
-    assert_eq!(imaging.by, ImagedBy::WrongList);
-    assert!(imaging.compared > GUEST && imaging.copied == GUEST, "{imaging:?}");
-    let imaging = run(&[2], &[(2, 1)]);
-    assert_eq!((imaging.by, imaging.compared), (ImagedBy::Comparing, GUEST));
-    assert_eq!(refusal(&client.give_back(1, &[]).unwrap_err()), Refusal::Invalid);
 }
 
 #[test]
@@ -254,21 +213,21 @@ fn a_request_that_waited_for_imaging_has_one_more_replica_made() {
     freeze(&mut client, "hello", b"snow");
     let replica = |client: &mut Client| client.replica("hello").unwrap();
     let mut two = [replica(&mut client), replica(&mut client)];
-    loop {
+    let ready = loop {
         // One is imaged in the background, and the other waits.
-        for replica in &two {
+        for replica in two {
             client.release(replica.grant.extent().generation).unwrap();
         }
-        two[0] = replica(&mut client);
-        let waited = two[0].prepared.is_none();
+        let first = replica(&mut client);
         client.settle().unwrap();
-        if waited {
-            break;
+        if first.prepared.is_none() {
+            break first;
         }
-        two[1] = replica(&mut client);
-    }
+        two = [first, replica(&mut client)];
+    };
     assert_eq!(world.count(Role::Replica), 3);
     world.ready(&mut client, 2);
+    drop(ready);
 }
 
 #[test]
@@ -296,10 +255,11 @@ fn update_frees_ready_replicas() {
     let running = replica.grant.extent().generation;
     assert_eq!(first, running);
     freeze(&mut client, "hello", b"ice!");
-    let mut tail = [0; 4];
-    replica.map_source().unwrap().read_tail(0, &mut tail);
-    assert_eq!(&tail, b"snow", "the tail of its own snapshot, not of the name's current one");
+    let sources = client.list().unwrap().extents;
+    let source = sources.iter().find(|listed| listed.extent == replica.source).unwrap();
+    assert_eq!(source.role, Role::Superseded, "it keeps its own snapshot");
     client.release(running).unwrap();
+    drop(replica);
     client.settle().unwrap();
     assert_eq!((world.count(Role::Replica), world.count(Role::Superseded)), (0, 0));
     let replica = client.replica("hello").unwrap();
@@ -308,6 +268,7 @@ fn update_frees_ready_replicas() {
     replica.grant.map().unwrap().read_guest(8192, &mut bytes);
     assert_eq!(&bytes, b"ice!");
     client.release(replica.grant.extent().generation).unwrap();
+    drop(replica);
     assert_eq!(client.collect().unwrap().0, 1);
     assert_eq!(client.reclaim("hello").unwrap(), 2 * GRANULE);
     assert!(client.list().unwrap().extents.is_empty());
@@ -347,7 +308,7 @@ fn a_confined_connection_only_uses_what_it_was_granted() {
     assert!(client.is_current(generation).unwrap());
     let set = client.copy_set(generation, "key").unwrap().unwrap();
     assert!(client.store_copy_set(generation, "key", Some(set.revision), &[], vec![2]).unwrap());
-    client.give_back(replica, &[]).unwrap();
+    client.release(replica).unwrap();
     freeze(&mut other, "hello", b"ice!");
     assert!(!client.is_current(generation).unwrap());
     client.release(generation).unwrap();
@@ -543,11 +504,12 @@ fn free_space_is_zeroed_ahead_and_old_content_never_counts_as_zero() {
             extent.write_tail(0, &[mark; 100]).unwrap();
             extent.flush().unwrap();
             // A freeze that was given up leaves content, too.
+            let generation = grant.extent().generation;
+            drop((extent, grant));
             if mark == 2 {
-                drop(extent);
-                client.release(grant.extent().generation).unwrap();
+                client.release(generation).unwrap();
             } else {
-                client.commit(grant.extent().generation).unwrap();
+                client.commit(generation).unwrap();
                 client.reclaim("hello").unwrap();
             }
             client.settle().unwrap();

@@ -20,7 +20,7 @@ use crate::layout::{put, u32_at};
 
 const MAGIC: [u8; 4] = *b"fpmg";
 const HEAD: usize = 12;
-/// Maximum size of a request, bytes: one that names about a hundred thousand runs of pages.
+/// Maximum size of a request, bytes.
 pub(super) const MAX_REQUEST: u32 = 4 << 20;
 /// Maximum size of a response, bytes: a listing of several hundred thousand extents.
 pub(super) const MAX_RESPONSE: u32 = 256 << 20;

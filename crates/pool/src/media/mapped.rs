@@ -1,5 +1,6 @@
 //! Devices, files and memfds, each mapped completely.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,7 +8,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Instant;
 
-use firn_base::num::round_down;
+use firn_base::num::{round_down, usize_of};
+use parking_lot::Mutex;
 use rustix::fs::{
     FallocateFlags, FileType, FlockOperation, MemfdFlags, SealFlags, fallocate, fcntl_add_seals,
     fdatasync, flock, fstat, fstatfs, ftruncate, memfd_create,
@@ -17,11 +19,15 @@ use rustix::io::Errno;
 use super::devdax::Sysfs;
 use super::memory::{has_clients, mark_client, reopen};
 use super::{
-    Access, Durability, FlushInstruction, How, Index, Medium, MediumError, MediumFacts, MediumKind,
-    Memory, NodeBytes, fence,
+    Access, Durability, ExtentDescriptor, FlushInstruction, How, Index, Medium, MediumError,
+    MediumFacts, MediumKind, Memory, NodeBytes, fence,
 };
 use crate::layout::GRANULE;
 
+/// The byte at which the descriptions of all clients are marked. An extent begins later.
+const CLIENT: u64 = 0;
+/// The byte at which marks are tried.
+const PROBE: u64 = 1;
 const TMPFS: i64 = 0x0102_1994;
 const HUGETLBFS: i64 = 0x9584_58f6;
 
@@ -54,6 +60,22 @@ impl Huge {
     }
 }
 
+impl MemfdOptions {
+    /// Creates a memfd with these pages, of `size` bytes. Its size is sealed.
+    fn create(self, name: &str, size: u64) -> rustix::io::Result<File> {
+        let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        flags |= match self.huge {
+            Some(Huge::Size2M) => MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
+            Some(Huge::Size1G) => MemfdFlags::HUGETLB | MemfdFlags::HUGE_1GB,
+            None => MemfdFlags::empty(),
+        };
+        let file = memfd_create(name, flags)?;
+        ftruncate(&file, size)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok(file.into())
+    }
+}
+
 /// A device, file or memfd, mapped completely.
 #[derive(Debug)]
 pub struct MappedMedium {
@@ -61,6 +83,20 @@ pub struct MappedMedium {
     file: File,
     sysfs: Option<Sysfs>,
     facts: MediumFacts,
+    /// Whether a mapping keeps the mark of the descriptor that it was made with, so that the marks
+    /// show which extents are in use.
+    marks_last: bool,
+    /// How a memfd was made.
+    memfd: Option<MemfdOptions>,
+    /// The ranges with memory of their own, by offset.
+    parts: Mutex<BTreeMap<u64, Part>>,
+}
+
+/// Memory of its own of a range of a memfd.
+#[derive(Debug)]
+struct Part {
+    file: File,
+    leaf: u64,
 }
 
 impl MappedMedium {
@@ -112,7 +148,7 @@ impl MappedMedium {
                 Err(errno) => return Err(open_error(errno.into())),
             }
             // Recovery would free the extents that these clients use.
-            if has_clients(&file).map_err(open_error)? {
+            if has_clients(&file, CLIENT).map_err(open_error)? {
                 return Err(MediumError::HasClients(path.to_owned()));
             }
         }
@@ -161,18 +197,7 @@ impl MappedMedium {
         if let Some(node) = node {
             name.push_str(&format!(" on NUMA node {node}"));
         }
-        let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        flags |= match huge {
-            Some(Huge::Size2M) => MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
-            Some(Huge::Size1G) => MemfdFlags::HUGETLB | MemfdFlags::HUGE_1GB,
-            None => MemfdFlags::empty(),
-        };
-        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        let file = memfd_create("firn-pool", flags).and_then(|file| {
-            ftruncate(&file, size)?;
-            fcntl_add_seals(&file, seals)?;
-            Ok(file)
-        });
+        let file = options.create("firn-pool", size);
         let file = file.map_err(|errno| MediumError::Reserve {
             name: name.clone(),
             size,
@@ -180,7 +205,7 @@ impl MappedMedium {
         })?;
         let kind = if huge.is_some() { MediumKind::Hugetlbfs } else { MediumKind::Memfd };
         let found = Found { kind, size, granule, sysfs: None };
-        Self::map(file.into(), name, found, Access::Write, node)
+        Self::map(file, name, found, Access::Write, Some(options))
     }
 
     /// Maps a medium for reading, given a descriptor and the facts from another process.
@@ -211,6 +236,9 @@ impl MappedMedium {
             file,
             sysfs,
             facts: MediumFacts { index: None, nodes: Vec::new(), ..facts },
+            marks_last: false,
+            memfd: None,
+            parts: Mutex::default(),
         })
     }
 
@@ -219,7 +247,7 @@ impl MappedMedium {
         name: String,
         found: Found,
         access: Access,
-        node: Option<u32>,
+        memfd: Option<MemfdOptions>,
     ) -> Result<Self, MediumError> {
         let Found { mut kind, granule, sysfs, size } = found;
         let size = round_down(size, granule);
@@ -239,8 +267,8 @@ impl MappedMedium {
         if memory.is_synchronous() {
             kind = MediumKind::DaxFile;
         }
-        if let Some(node) = node {
-            memory.bind(node).map_err(|errno| MediumError::Node {
+        if let Some(node) = memfd.and_then(|options| options.node) {
+            memory.bind(0, size, node).map_err(|errno| MediumError::Node {
                 name: name.clone(),
                 node,
                 source: errno.into(),
@@ -272,8 +300,31 @@ impl MappedMedium {
             (Some(_), None) => super::nodes::of_mapping(memory.base().addr()),
         };
         let facts = MediumFacts { kind, name, size, granule, durability, index, nodes };
-        Ok(Self { memory, file, sysfs, facts })
+        let marks_last = access == Access::Write && do_marks_last(&file, granule).unwrap_or(false);
+        Ok(Self { memory, file, sysfs, facts, marks_last, memfd, parts: Mutex::default() })
     }
+
+    /// Allocates the pages of a new range and maps them.
+    fn populate(&self, offset: u64, len: u64) -> rustix::io::Result<()> {
+        if let Some(node) = self.memfd.and_then(|options| options.node) {
+            self.memory.bind(offset, len, node)?;
+        }
+        advise_huge(&self.memory, self.facts.kind, offset, len)?;
+        self.memory.populate_range(offset, len)
+    }
+}
+
+/// Whether a mapping keeps the mark of a descriptor that is closed, and loses it with its end. All
+/// files of Linux do so; a driver of a device could do otherwise.
+fn do_marks_last(file: &File, granule: u64) -> io::Result<bool> {
+    let client = reopen(file, true)?;
+    mark_client(&client, PROBE)?;
+    let how = How { writable: false, synchronous: false, align: granule };
+    let mapped = Memory::map(&client, 0, granule, how)?;
+    drop(client);
+    let lasts = has_clients(file, PROBE)?;
+    drop(mapped);
+    Ok(lasts && !has_clients(file, PROBE)?)
 }
 
 /// Properties of the file at a path.
@@ -311,22 +362,33 @@ fn map_file(file: &File, size: u64, how: How) -> rustix::io::Result<Memory> {
     }
 }
 
+/// Requests leaves of 2 MiB of shared memory.
+fn advise_huge(memory: &Memory, kind: MediumKind, offset: u64, len: u64) -> rustix::io::Result<()> {
+    if !matches!(kind, MediumKind::Memfd | MediumKind::Tmpfs) {
+        return Ok(());
+    }
+    match memory.advise_huge(offset, len) {
+        // EINVAL: a kernel without transparent huge pages.
+        Err(Errno::INVAL) => Ok(()),
+        result => result,
+    }
+}
+
+/// The leaves of a populated range.
+fn leaf(memory: &Memory, kind: MediumKind, granule: u64, offset: u64, len: u64) -> u64 {
+    match kind {
+        MediumKind::Devdax | MediumKind::Hugetlbfs => granule,
+        _ => super::leaf::of_mapping(memory.base().addr() + usize_of(offset), len),
+    }
+}
+
 /// Builds the host's page tables with the largest leaves that the medium supports.
 fn build_index(memory: &Memory, kind: MediumKind, granule: u64) -> rustix::io::Result<Index> {
-    if matches!(kind, MediumKind::Memfd | MediumKind::Tmpfs) {
-        match memory.advise_huge() {
-            // EINVAL: a kernel without transparent huge pages.
-            Ok(()) | Err(Errno::INVAL) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
+    advise_huge(memory, kind, 0, memory.len())?;
     let begin = Instant::now();
     memory.populate()?;
     let duration = begin.elapsed();
-    let leaf = match kind {
-        MediumKind::Devdax | MediumKind::Hugetlbfs => granule,
-        _ => super::leaf::of_mapping(memory.base().addr(), memory.len()),
-    };
+    let leaf = leaf(memory, kind, granule, 0, memory.len());
     Ok(Index { leaf, entries: memory.len() / leaf, duration })
 }
 
@@ -400,8 +462,56 @@ impl Medium for MappedMedium {
     fn descriptor(&self, access: Access) -> io::Result<OwnedFd> {
         // The lock is a read lock, so the description must be open for reading in both cases.
         let file = reopen(&self.file, access == Access::Write)?;
-        mark_client(&file)?;
+        mark_client(&file, CLIENT)?;
         Ok(file.into())
+    }
+
+    fn grant(&self, access: Access, offset: u64) -> io::Result<ExtentDescriptor> {
+        let parts = self.parts.lock();
+        let (file, begin, leaf) = match parts.get(&offset) {
+            Some(part) => (&part.file, 0, part.leaf),
+            None => (&self.file, offset, self.facts.leaf()),
+        };
+        let file = reopen(file, access == Access::Write)?;
+        mark_client(&file, CLIENT)?;
+        mark_client(&file, offset)?;
+        Ok(ExtentDescriptor { descriptor: file.into(), offset: begin, leaf })
+    }
+
+    fn is_held(&self, offset: u64) -> bool {
+        let parts = self.parts.lock();
+        let file = parts.get(&offset).map_or(&self.file, |part| &part.file);
+        // What is not known is held.
+        !self.marks_last || has_clients(file, offset).unwrap_or(true)
+    }
+
+    fn separate(&self, offset: u64, len: u64) -> io::Result<()> {
+        let Some(options) = self.memfd else { return Ok(()) };
+        let file = options.create("firn-replica", len)?;
+        let own = file.try_clone()?;
+        // First, so that both together never take more than the medium.
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&self.file, hole, offset, len)?;
+        self.parts.lock().insert(offset, Part { file, leaf: self.facts.granule });
+        self.memory.replace(offset, len, own, 0)?;
+        self.populate(offset, len)?;
+        let leaf = leaf(&self.memory, self.facts.kind, self.facts.granule, offset, len);
+        if let Some(part) = self.parts.lock().get_mut(&offset) {
+            part.leaf = leaf;
+        }
+        Ok(())
+    }
+
+    fn join(&self, offset: u64, len: u64) -> io::Result<bool> {
+        if !self.parts.lock().contains_key(&offset) {
+            return Ok(false);
+        }
+        // Its memory is free for the medium's once nothing refers to it.
+        self.memory.vacate(offset, len)?;
+        self.parts.lock().remove(&offset);
+        self.memory.replace(offset, len, &self.file, offset)?;
+        self.populate(offset, len)?;
+        Ok(true)
     }
 }
 

@@ -1,8 +1,10 @@
 use std::os::fd::AsFd;
 
-use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::fs::{OFlags, fcntl_getfl, fstat};
 
-use super::{Access, Durability, MappedMedium, Medium, MediumError, MediumKind, MemfdOptions};
+use super::{
+    Access, Durability, File, GRANULE, MappedMedium, Medium, MediumError, MediumKind, MemfdOptions,
+};
 
 const SIZE: u64 = 4 << 20;
 
@@ -99,4 +101,52 @@ fn unsupported_files_are_refused() {
     }
     let missing = folder.path().join("missing");
     assert!(matches!(MappedMedium::open(&missing, Access::Read), Err(MediumError::Open { .. })));
+}
+
+#[test]
+fn a_range_of_a_memfd_gets_memory_of_its_own_in_place_of_the_mediums() {
+    let (begin, len) = (GRANULE, 2 * GRANULE);
+    let options = MemfdOptions { size: 4 * GRANULE, huge: None, node: Some(0) };
+    let medium = MappedMedium::memfd(options).unwrap();
+    let bytes = |file: &File| u64::try_from(fstat(file).unwrap().st_blocks).unwrap() * 512;
+    let load = |at: u64| {
+        let mut bytes = [1; 4];
+        medium.load(at, &mut bytes);
+        bytes
+    };
+    for at in [0, begin, begin + len - 4, begin + len] {
+        medium.store(at, b"snow");
+    }
+    medium.separate(begin, len).unwrap();
+    assert_eq!(bytes(&medium.file), 2 * GRANULE);
+    for at in [begin, begin + len - 4] {
+        assert_eq!(load(at), [0; 4]);
+        medium.store(at, b"mud!");
+    }
+    let grant = medium.grant(Access::Write, begin).unwrap();
+    let file = File::from(grant.descriptor);
+    assert_eq!((grant.offset, fstat(&file).unwrap().st_size.unsigned_abs()), (0, len));
+    let mut own = [0; 4];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut own, len - 4).unwrap();
+    assert_eq!((&own, bytes(&file)), (b"mud!", len));
+    if let Ok(maps) = std::fs::read_to_string("/proc/self/numa_maps") {
+        let own = maps.lines().find(|line| line.contains("firn-replica")).unwrap();
+        assert!(own.contains(" bind:0 "), "{own}");
+    }
+    assert!(medium.is_held(begin) && !medium.is_held(0));
+    drop(file);
+    assert!(!medium.is_held(begin));
+    assert!(medium.join(begin, len).unwrap());
+    assert!(!medium.join(begin, len).unwrap());
+    assert_eq!((load(begin), load(begin + len - 4)), ([0; 4], [0; 4]));
+    assert_eq!((load(0), load(begin + len)), (*b"snow", *b"snow"));
+    assert_eq!(bytes(&medium.file), 4 * GRANULE);
+}
+
+#[test]
+fn only_a_medium_that_shows_its_users_lets_go_of_an_extent() {
+    let mut medium = memfd();
+    assert!(medium.marks_last && !medium.is_held(GRANULE));
+    medium.marks_last = false;
+    assert!(medium.is_held(GRANULE));
 }

@@ -200,14 +200,33 @@ impl Memory {
         unsafe { instruction.flush(start, usize_of(len)) };
     }
 
-    fn advise(&self, advice: Advice) -> Result<()> {
-        // SAFETY: the range is this mapping; the advice used here maps pages and changes no bytes.
-        unsafe { madvise(self.base.cast(), self.len, advice) }
+    /// Maps another file, from `start`, in place of a range of a mapping for writing.
+    pub(crate) fn replace(&self, offset: u64, len: u64, file: impl AsFd, start: u64) -> Result<()> {
+        let at = self.at_writable(offset, len);
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::FIXED | MapFlags::SHARED;
+        // SAFETY: the range is a part of this mapping, and no reference points into it.
+        unsafe { mmap(at.cast(), usize_of(len), protection, flags, file, start) }.map(drop)
     }
 
-    /// Requests leaves of 2 MiB.
-    pub(crate) fn advise_huge(&self) -> Result<()> {
-        self.advise(Advice::LinuxHugepage)
+    /// Unmaps a range of a mapping for writing, and keeps its addresses. The range must not be used
+    /// until it is [replaced](Self::replace).
+    pub(crate) fn vacate(&self, offset: u64, len: u64) -> Result<()> {
+        let at = self.at_writable(offset, len);
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: the range is a part of this mapping, and no reference points into it.
+        unsafe { mmap_anonymous(at.cast(), usize_of(len), ProtFlags::empty(), flags) }.map(drop)
+    }
+
+    fn advise(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {
+        let start = self.at(offset, len);
+        // SAFETY: the range is mapped; the advice used here maps pages and changes no bytes.
+        unsafe { madvise(start.cast(), usize_of(len), advice) }
+    }
+
+    /// Requests leaves of 2 MiB for a range.
+    pub(crate) fn advise_huge(&self, offset: u64, len: u64) -> Result<()> {
+        self.advise(offset, len, Advice::LinuxHugepage)
     }
 
     /// Allocates the 2 MiB at `offset`, a multiple of 2 MiB, of a new memfd as one leaf of zeros.
@@ -239,21 +258,27 @@ impl Memory {
 
     /// Maps every page in this process's page tables, for writing if the mapping is writable.
     pub(crate) fn populate(&self) -> Result<()> {
-        let advice =
-            if self.writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
-        self.advise(advice)
+        self.populate_range(0, self.len())
     }
 
-    /// Binds the pages to a NUMA node (`mbind`, MPOL_BIND). The policy of shared memory applies to
-    /// all its mappings.
-    pub(crate) fn bind(&self, node: u32) -> Result<()> {
+    /// [`populate`](Self::populate) of a range.
+    pub(crate) fn populate_range(&self, offset: u64, len: u64) -> Result<()> {
+        let advice =
+            if self.writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
+        self.advise(offset, len, advice)
+    }
+
+    /// Binds the pages of a range to a NUMA node (`mbind`, MPOL_BIND). The policy of shared memory
+    /// applies to all its mappings.
+    pub(crate) fn bind(&self, offset: u64, len: u64, node: u32) -> Result<()> {
         let mask = node_mask(node)?;
-        // SAFETY: the range is this mapping, and the mask has one bit less than `MASK_BITS`.
+        let start = self.at(offset, len);
+        // SAFETY: the range is mapped, and the mask has one bit less than `MASK_BITS`.
         let failed = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
-                self.base,
-                self.len,
+                start,
+                usize_of(len),
                 libc::MPOL_BIND,
                 mask.as_ptr(),
                 MASK_BITS,
@@ -299,24 +324,30 @@ fn last_errno() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-/// Marks an open file description as a client's until its last descriptor is closed, with a shared
-/// open file description lock (fcntl(2)). The lock does not conflict with flock(2).
-pub(crate) fn mark_client(file: &impl AsRawFd) -> std::io::Result<()> {
-    lock(file, libc::F_OFD_SETLK, &mut range(libc::F_RDLCK))
+/// Marks an open file description as a client's, at a byte: the first one for a client of the
+/// medium, the first one of an extent for a client with that extent.
+///
+/// The mark is a shared open file description lock (fcntl(2)). It lasts as long as the description,
+/// so until the last descriptor is closed and the last mapping, a split or inherited one too, is
+/// gone in every process. A process with a descriptor can remove it, so monitors are denied
+/// that (`crates/run/src/jail/filter.rs`). It does not conflict with flock(2).
+pub(crate) fn mark_client(file: &impl AsRawFd, byte: u64) -> std::io::Result<()> {
+    lock(file, libc::F_OFD_SETLK, &mut range(libc::F_RDLCK, byte)?)
 }
 
-/// Whether clients of another manager have the file open.
-pub(crate) fn has_clients(file: &impl AsRawFd) -> std::io::Result<bool> {
-    let mut range = range(libc::F_WRLCK);
+/// Whether a description of the file is marked at a byte.
+pub(crate) fn has_clients(file: &impl AsRawFd, byte: u64) -> std::io::Result<bool> {
+    let mut range = range(libc::F_WRLCK, byte)?;
     lock(file, libc::F_OFD_GETLK, &mut range)?;
     Ok(i32::from(range.l_type) != libc::F_UNLCK)
 }
 
-/// A lock on the first byte.
-fn range(kind: i32) -> libc::flock {
+/// A lock on a byte.
+fn range(kind: i32, byte: u64) -> std::io::Result<libc::flock> {
     let kind = i16::try_from(kind).unwrap_or_default();
+    let start = i64::try_from(byte).map_err(std::io::Error::other)?;
     // The kernel requires `l_pid` 0.
-    libc::flock { l_type: kind, l_whence: 0, l_start: 0, l_len: 1, l_pid: 0 }
+    Ok(libc::flock { l_type: kind, l_whence: 0, l_start: start, l_len: 1, l_pid: 0 })
 }
 
 fn lock(file: &impl AsRawFd, command: i32, range: &mut libc::flock) -> std::io::Result<()> {

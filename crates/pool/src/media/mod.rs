@@ -195,4 +195,43 @@ pub trait Medium: Debug + Send + Sync {
     /// # Errors
     /// The medium cannot be reopened. A simulated medium has no descriptor.
     fn descriptor(&self, access: Access) -> io::Result<OwnedFd>;
+
+    /// Opens a descriptor for a client that is granted the extent at `offset`: of the extent's own
+    /// memory if it is [separate](Self::separate), and otherwise of the medium. The extent
+    /// [is held](Self::is_held) until no descriptor and no mapping made with it is left, in any
+    /// process.
+    ///
+    /// # Errors
+    /// As of [`descriptor`](Self::descriptor).
+    fn grant(&self, access: Access, offset: u64) -> io::Result<ExtentDescriptor>;
+
+    /// Whether a process has a descriptor of [`grant`](Self::grant) for the extent at `offset`, or
+    /// a mapping that was made with one.
+    fn is_held(&self, offset: u64) -> bool;
+
+    /// Gives a range memory of its own in place of the medium's, zeros, so that a client's
+    /// descriptor reaches this range and nothing else. Only media of anonymous memory do; for
+    /// others the call has no effect. After a failure call [`join`](Self::join), too.
+    ///
+    /// # Errors
+    /// The system has too little memory, or too few huge pages.
+    fn separate(&self, offset: u64, len: u64) -> io::Result<()>;
+
+    /// Gives a range that is [separate](Self::separate) the medium's memory again. Returns whether
+    /// it was separate: then it is zeros now.
+    ///
+    /// # Errors
+    /// As of [`separate`](Self::separate). The range must not be used again.
+    fn join(&self, offset: u64, len: u64) -> io::Result<bool>;
+}
+
+/// A descriptor for a client that is granted an extent.
+#[derive(Debug)]
+pub struct ExtentDescriptor {
+    /// The descriptor.
+    pub descriptor: OwnedFd,
+    /// Where in it the extent begins, bytes.
+    pub offset: u64,
+    /// Bytes of the leaves at which this host maps the extent.
+    pub leaf: u64,
 }

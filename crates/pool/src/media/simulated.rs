@@ -19,7 +19,9 @@ use std::sync::Arc;
 use firn_base::num::{u64_of, usize_of};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{Access, Durability, FlushInstruction, Medium, MediumFacts, MediumKind};
+use super::{
+    Access, Durability, ExtentDescriptor, FlushInstruction, Medium, MediumFacts, MediumKind,
+};
 use crate::layout::{GRANULE, LINE};
 
 const WORD: u64 = 8;
@@ -324,6 +326,23 @@ impl Medium for SimulatedMedium {
 
     fn descriptor(&self, _: Access) -> io::Result<OwnedFd> {
         Err(io::Error::new(io::ErrorKind::Unsupported, "a simulated medium has no descriptor"))
+    }
+
+    fn grant(&self, access: Access, offset: u64) -> io::Result<ExtentDescriptor> {
+        let descriptor = self.descriptor(access)?;
+        Ok(ExtentDescriptor { descriptor, offset, leaf: self.facts.leaf() })
+    }
+
+    fn is_held(&self, _: u64) -> bool {
+        false
+    }
+
+    fn separate(&self, _: u64, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn join(&self, _: u64, _: u64) -> io::Result<bool> {
+        Ok(false)
     }
 }
 

@@ -1,18 +1,14 @@
 //! Handles to extents. Dropping a handle releases its extent.
 
-use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use firn_base::PageRange;
-
-use super::error::PublishError;
-use super::imaging::{Imaging, Task};
+use super::error::{MediumFailure, PublishError};
+use super::imaging::{Imaging, image};
 use super::inner::Inner;
 use crate::extent::Extent;
 use crate::mapped_extent::{MapExtentError, MappedExtent};
-use crate::media::Access;
+use crate::media::{Access, ExtentDescriptor};
 
 /// An extent that is being written. It becomes visible with [`Staging::publish`]. Dropping the
 /// value frees the extent.
@@ -182,28 +178,21 @@ impl Replica {
     /// microVM may run in the replica meanwhile. The result need not be durable, because recovery
     /// frees replicas. Returns `None` if `stop`, which is called before each piece, returned true.
     pub(crate) fn image_until(&self, stop: impl FnMut() -> bool) -> Option<Imaging> {
-        self.task().image_all(stop)
+        let (from, to) = (self.source.extent.offset, self.extent.offset);
+        image(&**self.inner.medium(), from, to, self.extent.guest_bytes, stop)
     }
 
-    /// Same as [`Replica::image_until`], but compares only the pages in `written` and a sample of
-    /// the others, which `list`, the number of the list, selects. If the sample finds a difference,
-    /// all of guest memory is compared.
-    pub(crate) fn image_listed(
-        &self,
-        written: &[PageRange],
-        list: u64,
-        stop: impl FnMut() -> bool,
-    ) -> Option<Imaging> {
-        self.task().image_listed(written, list, stop)
+    /// Whether a process that was granted the replica can still write to it.
+    pub(crate) fn is_held(&self) -> bool {
+        self.inner.medium().is_held(self.extent.offset)
     }
 
-    fn task(&self) -> Task<'_> {
-        Task {
-            medium: &**self.inner.medium(),
-            from: self.source.extent.offset,
-            to: self.extent.offset,
-            size: self.extent.guest_bytes,
-        }
+    /// Gives it memory of its own, where the medium can.
+    pub(super) fn separate(&self) -> Result<(), MediumFailure> {
+        let medium = self.inner.medium();
+        medium
+            .separate(self.extent.offset, self.extent.len)
+            .map_err(|source| MediumFailure::Io { name: medium.facts().name.clone(), source })
     }
 
     /// The snapshot of which this is a replica. The replica pins it.
@@ -229,9 +218,10 @@ impl Drop for Replica {
 
 fn map(inner: &Inner, extent: Extent, access: Access) -> Result<MappedExtent, MapExtentError> {
     let medium = inner.medium();
-    let descriptor: io::Result<OwnedFd> = medium.descriptor(access);
-    let descriptor = descriptor.map_err(|source| MapExtentError { extent, source })?;
+    let opened = medium.grant(access, extent.offset);
+    let ExtentDescriptor { descriptor, offset, .. } =
+        opened.map_err(|source| MapExtentError { extent, source })?;
     let facts = medium.facts();
     let granule = inner.superblock().granule;
-    MappedExtent::map(descriptor, extent, granule, facts.durability, access)
+    MappedExtent::map(descriptor, offset, extent, granule, facts.durability, access)
 }

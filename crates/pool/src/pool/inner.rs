@@ -22,6 +22,8 @@ pub(super) struct Held {
     pub(super) granules: Range<u64>,
     pub(super) role: Role,
     pub(super) pins: u32,
+    /// It is being freed, or the medium failed then.
+    pub(super) is_ending: bool,
     /// The parts, as bytes of the medium, that were zero when it was allocated.
     pub(super) zeroed: Vec<Range<u64>>,
 }
@@ -93,6 +95,7 @@ impl Inner {
                     granules,
                     role: Role::Snapshot,
                     pins: 0,
+                    is_ending: false,
                     zeroed: Vec::new(),
                 },
             );

@@ -30,7 +30,7 @@ pub use error::{
     RepairError, ReplicaError,
 };
 pub use handles::{Pin, Replica, Staging};
-pub use imaging::{ImagedBy, Imaging};
+pub use imaging::Imaging;
 use inner::Inner;
 pub use listing::{ExtentState, FreePiece, ListedExtent, Listing, PoolFacts, Role};
 pub use problem::Problem;
@@ -117,14 +117,16 @@ impl Pool {
 
     /// Allocates an extent for one microVM to run in and to write: guest memory of the snapshot's
     /// size and no tail. It contains old bytes until it is imaged. Dropping the [`Replica`] or
-    /// recovery frees it.
+    /// recovery frees it. In a memfd it gets memory of its own.
     ///
     /// # Errors
     /// See [`ReplicaError`].
     pub fn replica(&self, name: &str) -> Result<Replica, ReplicaError> {
         let source = self.pin(name)?;
         let granule = self.inner.allocate_replica(source.granule())?;
-        Ok(Replica::new(Arc::clone(&self.inner), granule, source))
+        let replica = Replica::new(Arc::clone(&self.inner), granule, source);
+        replica.separate().map_err(AllocateError::Medium)?;
+        Ok(replica)
     }
 
     /// Removes a name. Its extent is freed when its last pin is dropped. Returns the bytes that are
@@ -143,6 +145,12 @@ impl Pool {
     /// The medium fails.
     pub fn gc(&self) -> Result<u32, MediumFailure> {
         self.inner.gc()
+    }
+
+    /// Frees the extents to which nothing refers and that a process could still reach when it
+    /// was to be freed. Returns the number of those that one can still reach.
+    pub(crate) fn free_released(&self) -> usize {
+        self.inner.free_released()
     }
 
     /// All extents and the free space.

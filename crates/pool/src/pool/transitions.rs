@@ -29,6 +29,7 @@ impl Inner {
         guest_bytes: u64,
         tail_bytes: u64,
     ) -> Result<u32, AllocateError> {
+        self.free_released();
         let longest = self.superblock().longest_name;
         let fits = (1..=u64::from(longest)).contains(&length(name.as_bytes()));
         if !fits || name.chars().any(char::is_control) {
@@ -71,6 +72,7 @@ impl Inner {
     /// Allocates an extent for a replica: guest memory as large as in the pinned extent at
     /// `source`.
     pub(super) fn allocate_replica(&self, source: u32) -> Result<u32, AllocateError> {
+        self.free_released();
         let mut state = self.state();
         let (record, granule) = loop {
             self.check(&mut state)?;
@@ -192,7 +194,8 @@ impl Inner {
         self.commit(state, at, crate::layout::u64_at(&line, 0))?;
         let granules = self.granules(granule, &record);
         let zeroed = state.zeroed.take(self.bytes_of_extent(granule, &record));
-        state.held.insert(granule, Held { record, granules, role, pins: 0, zeroed });
+        let held = Held { record, granules, role, pins: 0, is_ending: false, zeroed };
+        state.held.insert(granule, held);
         Ok(())
     }
 
@@ -255,34 +258,60 @@ impl Inner {
     /// Transition *free*, for an extent to which no slot's word refers; commit: the record's word.
     /// Returns the number of freed bytes.
     ///
+    /// An extent that a process can still read or write stays: another use of its space would give
+    /// this process the bytes of another snapshot. [`Inner::free_released`] frees it later.
+    ///
     /// In a pool that scrubs, the extent is zeros durably before the commit. The state is unlocked
-    /// meanwhile; the extent stays held, and no other call frees it, because nothing refers to it.
+    /// meanwhile.
     fn free_if_unused(
         &self,
         state: &mut MutexGuard<'_, State>,
         granule: u32,
     ) -> Result<u64, MediumFailure> {
-        let unused = |held: &&Held| held.role == Role::Superseded && held.pins == 0;
-        let Some(held) = state.held.get(&granule).filter(unused) else { return Ok(0) };
+        let Some(held) = state.held.get_mut(&granule).filter(|held| held.is_unused()) else {
+            return Ok(0);
+        };
         let granules = held.granules.end - held.granules.start;
         let bytes = self.bytes_of_extent(granule, &held.record);
-        self.check(state)?;
-        let scrubs = self.superblock().scrub;
-        if scrubs {
-            MutexGuard::unlocked(state, || scrub(&**self.medium(), &bytes)).map_err(|source| {
-                MediumFailure::Io { name: self.medium().facts().name.clone(), source }
-            })?;
-            self.check(state)?;
+        if self.medium().is_held(bytes.start) {
+            return Ok(0);
         }
+        held.is_ending = true;
+        self.check(state)?;
+        let medium = &**self.medium();
+        let scrubs = self.superblock().scrub;
+        let zeros = MutexGuard::unlocked(state, || {
+            let joined = medium.join(bytes.start, bytes.end - bytes.start)?;
+            if scrubs && !joined {
+                scrub(medium, &bytes)?;
+            }
+            Ok(scrubs || joined)
+        });
+        let zeros = zeros
+            .map_err(|source| MediumFailure::Io { name: medium.facts().name.clone(), source })?;
+        self.check(state)?;
         self.commit(state, self.superblock().record_at(granule), FREE)?;
         state.held.remove(&granule);
-        if scrubs {
+        if zeros {
             state.zeroed.scrubbed(&bytes);
         } else {
             state.zeroed.freed(&bytes);
         }
         self.changed().notify_all();
         Ok(bytes_of(self.superblock(), granules))
+    }
+
+    /// Frees the extents that are unused since the last process that could reach them let go of
+    /// them. Returns the number of those that still have such a process.
+    pub(super) fn free_released(&self) -> usize {
+        let mut state = self.state();
+        let unused = state.held.iter().filter(|(_, held)| held.is_unused());
+        let unused: Vec<u32> = unused.map(|(granule, _)| *granule).collect();
+        for granule in unused {
+            // If the medium fails, the next opening of the pool frees it.
+            let _ = self.free_if_unused(&mut state, granule);
+        }
+        state.held.values().filter(|held| held.is_unused()).count()
     }
 
     /// Clears removed slots at which no search has to continue. Clearing one word is independent of
@@ -316,6 +345,13 @@ impl Inner {
 
 fn length_of(count: usize) -> u64 {
     firn_base::num::u64_of(count)
+}
+
+impl Held {
+    /// Whether no name and no handle refers to it, and it is not being freed.
+    fn is_unused(&self) -> bool {
+        self.role == Role::Superseded && self.pins == 0 && !self.is_ending
+    }
 }
 
 impl State {

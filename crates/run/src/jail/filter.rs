@@ -29,7 +29,6 @@ use syscalls::Sysno;
 const ALLOWED: &[c_long] = &[
     // Memory.
     libc::SYS_brk,
-    libc::SYS_madvise,
     libc::SYS_memfd_create,
     libc::SYS_mincore,
     libc::SYS_mremap,
@@ -54,7 +53,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_dup,
     libc::SYS_fadvise64,
     libc::SYS_fallocate,
-    libc::SYS_fcntl,
     libc::SYS_fdatasync,
     libc::SYS_flock,
     libc::SYS_fstat,
@@ -84,7 +82,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_recvmsg,
     libc::SYS_sendmsg,
     libc::SYS_sendto,
-    libc::SYS_setsockopt,
     libc::SYS_shutdown,
     // Events and time.
     libc::SYS_clock_gettime,
@@ -133,6 +130,10 @@ const CHUNK: u64 = 2 << 20;
 
 /// Of prctl(2): `PR_GET_AUXV`, which libc does not have.
 const PR_GET_AUXV: u64 = 0x4155_5856;
+
+/// Commands of fcntl(2) for locks of a descriptor. A pool's manager knows by such a lock whether
+/// guest memory is still mapped, and a process that has the descriptor could unlock it.
+const LOCKS: [c_int; 2] = [libc::F_OFD_SETLK, libc::F_OFD_SETLKW];
 
 type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 type Result<T> = std::result::Result<T, seccompiler::Error>;
@@ -183,7 +184,13 @@ fn allowed() -> Result<Rules> {
         | libc::CLONE_NEWUSER
         | libc::CLONE_NEWUTS;
     let (new, own) = (number(new), u64::from(std::process::id()));
+    let no_lock = LOCKS.map(|command| (1, Dword, Ne, number(command)));
     rules.extend([
+        (libc::SYS_fcntl, vec![all(&no_lock)?]),
+        // It would free the pages of a file, and so those of a pool.
+        (libc::SYS_madvise, vec![all(&[(2, Dword, Ne, number(libc::MADV_REMOVE))])?]),
+        // A socket would read guest memory after it was unmapped, when it may be another's.
+        (libc::SYS_setsockopt, vec![all(&[(2, Dword, Ne, number(libc::SO_ZEROCOPY))])?]),
         (libc::SYS_mmap, vec![all(&[(2, Dword, MaskedEq(executable), 0)])?]),
         (libc::SYS_mprotect, vec![all(&[(2, Dword, MaskedEq(executable), 0)])?]),
         (libc::SYS_clone, vec![all(&[(0, Qword, MaskedEq(new | thread), thread)])?]),

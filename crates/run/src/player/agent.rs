@@ -236,5 +236,5 @@ pub(crate) fn boot(
         Ok::<_, StartError>(((), After::Serve))
     };
     let note = |text: &str| listener.note(text);
-    session::run(microvm, &served.control, &interruption, lead, note, |_| ())
+    session::run(microvm, &served.control, &interruption, lead, note)
 }

@@ -6,7 +6,6 @@ use std::sync::{Arc, OnceLock};
 use firn_memory::GuestMemory;
 use firn_memory::planners::Planner;
 use firn_player::format::{mode, register};
-use firn_snapshot::PageSet;
 use firn_vmm::{Argument, End, FrozenMachine, HostConfig, Microvm, OpenFile};
 
 use super::registers::{Meters, Reports, Wrong, window};
@@ -123,8 +122,6 @@ impl GuestKind for Player {
         let Running { mut microvm, mut run } = running;
         let reports = self.run(&mut microvm);
         let writes = run.writes();
-        // Where it is not known, the pool finds out by comparing.
-        let written = microvm.written().ok().flatten();
         drop(microvm);
         run.background.finish()?;
         if let Some(failure) = run.background.loader_failure() {
@@ -151,7 +148,7 @@ impl GuestKind for Player {
         let Reports { touches, pages, repeated, read_only_loads, .. } = reports;
         let trace = self.trace;
         report.replay = Some(Replay { trace, touches, pages, repeated, read_only_loads });
-        Ok(Ended { report: Some(Box::new(report)), writes, written })
+        Ok(Ended { report: Some(Box::new(report)), writes })
     }
 }
 
@@ -166,8 +163,7 @@ fn held(listener: Arc<dyn Listener>, memory: Arc<GuestMemory>) -> Box<dyn Fn() +
 }
 
 /// Thaws the player of a source by a planner, lets it replay a trace and check all its memory, and
-/// returns its report, with the image pages that were written, where they were logged. The source
-/// keeps what a pool granted.
+/// returns its report. The source keeps what a pool granted.
 ///
 /// # Errors
 /// See [`StartError`]; [`StartError::Wrong`] names the guest pages with wrong contents.
@@ -177,13 +173,13 @@ pub fn replay(
     planner: &dyn Planner,
     kvm: KvmDevice,
     clock: &Clock,
-) -> Result<(StartReport, Option<PageSet>), StartError> {
+) -> Result<StartReport, StartError> {
     let player = Player::new(source, spec)?;
     let listener: Arc<dyn Listener> = Arc::new(Silent);
     let order = Order { kvm, clock, descriptors: Descriptors::default(), hold: None };
     let ended = live(player, source, planner, order, &listener)?.ok_or(StartError::Ended)?;
     let report = ended.report.ok_or(StartError::Ended)?;
-    Ok((*report, ended.written))
+    Ok(*report)
 }
 
 /// The report and the error say all that a replay in this process has to tell.

@@ -79,12 +79,12 @@ impl<'a> FrozenMachine<'a> {
 }
 
 impl FrozenMachine<'_> {
-    /// The shape of a microVM that is restored by a plan with these leaves, logged or not.
+    /// The shape of a microVM that is restored by a plan with these leaves.
     #[must_use]
-    pub fn shape(&self, leaf: Leaf, logs_writes: bool) -> Shape {
+    pub fn shape(&self, leaf: Leaf) -> Shape {
         let layout = self.snapshot.manifest().layout.clone();
         let cpuids = self.state.vcpus.iter().map(|vcpu| vcpu.cpuid.clone()).collect();
-        Shape { layout, leaf, logs_writes, cpuids }
+        Shape { layout, leaf, cpuids }
     }
 
     /// The address space of the VM that was [made in advance](Standby::make), for the plan to be

@@ -20,8 +20,6 @@ pub struct Shape {
     pub layout: MemoryLayout,
     /// The alignment of host and guest addresses to each other.
     pub leaf: Leaf,
-    /// Whether KVM logs the pages that are written.
-    pub logs_writes: bool,
     /// The CPUID list of each vCPU, in order.
     pub(super) cpuids: Vec<Vec<kvm_cpuid_entry2>>,
 }
@@ -79,8 +77,7 @@ impl Standby {
         let reservation = Reservation::in_advance(shape.layout.clone(), shape.leaf)
             .map_err(StandbyError::Reserve)?;
         // SAFETY: no vCPU runs before `Frame::fits` has found guest memory at the slots' addresses.
-        let frame =
-            unsafe { Frame::create(&self.kvm, reservation.slots(), shape.logs_writes, vcpus) }?;
+        let frame = unsafe { Frame::create(&self.kvm, reservation.slots(), false, vcpus) }?;
         let mut fresh = Vec::new();
         for (fd, entries) in frame.vcpus.iter().zip(&shape.cpuids) {
             let cpuid =

@@ -274,8 +274,7 @@ fn a_standby_of_the_same_shape_becomes_the_microvm() {
     let snapshot = Snapshot::open(&path).unwrap();
     let plan = planners::plan(&snapshot, None, &*parse("firecracker").unwrap()).unwrap();
     let machine = FrozenMachine::open_on(&snapshot, kvm()).unwrap();
-    let shape = machine.shape(plan.largest_leaf(), plan.logs_writes());
-    let logged = Shape { logs_writes: true, ..shape.clone() };
+    let shape = machine.shape(plan.largest_leaf());
     let one_vcpu = Shape { cpuids: shape.cpuids[..1].to_vec(), ..shape.clone() };
     let larger = Shape { layout: MemoryLayout::for_size(128 << 20).unwrap(), ..shape.clone() };
     let mut other_cpu = shape.clone();
@@ -283,7 +282,6 @@ fn a_standby_of_the_same_shape_becomes_the_microvm() {
     let made = [
         (vec![], false),
         (vec![&shape], true),
-        (vec![&logged], false),
         (vec![&one_vcpu], false),
         (vec![&larger], false),
         // Its CPUID is set again.

@@ -16,7 +16,7 @@ fn run(snapshot: &Snapshot, planner: &str, warm: bool) -> StartReport {
     let spec = ReplaySpec { warm, ..ReplaySpec::default() };
     let kvm = Path::new(KVM_DEVICE).into();
     let planner = parse(planner).unwrap();
-    replay(&source, &spec, &*planner, kvm, &firn_run::Clock::now()).unwrap().0
+    replay(&source, &spec, &*planner, kvm, &firn_run::Clock::now()).unwrap()
 }
 
 /// Gaps of 700 instructions in the mean; half of the pages is read, half is written.

@@ -46,7 +46,7 @@ fn run_input(
     let source = firn_run::Source::open_directory(snapshot.path()).unwrap();
     let spec = ReplaySpec { input: input.map(str::to_owned), ..ReplaySpec::default() };
     let kvm = Path::new(KVM_DEVICE).into();
-    replay(&source, &spec, planner, kvm, &Clock::now()).map(|(report, _)| report)
+    replay(&source, &spec, planner, kvm, &Clock::now())
 }
 
 fn run(snapshot: &Snapshot, planner: &str) -> Result<StartReport, StartError> {

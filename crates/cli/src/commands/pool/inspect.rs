@@ -10,8 +10,8 @@ use firn_base::{format_bytes, format_milliseconds, nanoseconds};
 use serde::Serialize;
 
 use firn_pool::{
-    Access, ArenaFacts, ImagedBy, Imaging, ListedExtent, Listing, LookupError, MappedMedium,
-    MediumFacts, NodeBytes, Pool, Problem, RepairReport, Role,
+    Access, ArenaFacts, Imaging, ListedExtent, Listing, LookupError, MappedMedium, MediumFacts,
+    NodeBytes, Pool, Problem, RepairReport, Role,
 };
 use firn_run::Instances;
 
@@ -58,12 +58,7 @@ fn row(listed: &ListedExtent) -> Vec<String> {
 
 fn imaging_text(imaging: Imaging) -> String {
     format!(
-        "{}: {} compared, {} copied in {}",
-        match imaging.by {
-            ImagedBy::Comparing => "by comparing",
-            ImagedBy::List => "by list",
-            ImagedBy::WrongList => "by a wrong list",
-        },
+        "{} compared, {} copied in {}",
         format_bytes(imaging.compared),
         format_bytes(imaging.copied),
         format_milliseconds(nanoseconds(imaging.duration))

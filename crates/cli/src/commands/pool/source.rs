@@ -73,6 +73,7 @@ impl Source {
                     let medium = file.try_clone().map_err(|error| error.to_string())?;
                     let extent = MappedExtent::map(
                         medium.into(),
+                        found.extent().offset,
                         found.extent(),
                         granule,
                         facts.durability,
