@@ -13,6 +13,7 @@
 mod error_chain;
 pub mod fs_verity;
 pub mod num;
+mod once;
 mod processors;
 mod range;
 mod range_set;
@@ -22,6 +23,7 @@ mod writeback;
 
 pub use error_chain::{EmptyErrorChain, ErrorChain, error_chain};
 pub use processors::processors;
+pub use once::get_or_try_init;
 pub use range::{GuestRange, ImageRange, PageRange};
 pub use range_set::RangeSet;
 pub use size::{PAGE_SIZE, ParseSizeError, format_bytes, parse_size};

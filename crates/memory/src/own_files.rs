@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
 
+use firn_base::get_or_try_init;
 use procfs::process::Status;
 use procfs::{FromRead, ProcError};
 use rustix::fs::{Mode, OFlags};
@@ -57,11 +58,7 @@ impl OwnFiles {
     /// # Errors
     /// [`OwnFilesError`].
     pub fn of_process() -> Result<&'static Self, OwnFilesError> {
-        if let Some(files) = FILES.get() {
-            return Ok(files);
-        }
-        let opened = Self::open()?;
-        Ok(FILES.get_or_init(|| opened))
+        get_or_try_init(&FILES, Self::open)
     }
 
     /// The files, if they are open. Async-signal-safe.

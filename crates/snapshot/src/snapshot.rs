@@ -6,6 +6,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use firn_base::get_or_try_init;
+
 use crate::container::Header;
 use crate::decode::{EMPTY, check_consistent, decode_manifest, decode_profile, decode_zero_map};
 use crate::digests::Digests;
@@ -240,11 +242,7 @@ impl Snapshot {
     /// [`PackedError`] when it is damaged, or not of this snapshot.
     pub fn packed(&self, kind: PackedFile) -> Result<Option<&Packed>, PackedError> {
         let slot = &self.packed[kind.index()];
-        if let Some(packed) = slot.get() {
-            return Ok(packed.as_ref());
-        }
-        let packed = self.open_packed(kind)?;
-        Ok(slot.get_or_init(|| packed).as_ref())
+        Ok(get_or_try_init(slot, || self.open_packed(kind))?.as_ref())
     }
 
     /// The packed file, if [`packed`](Self::packed) returned it before.
