@@ -18,6 +18,7 @@ mod endings;
 mod errors;
 mod freezing;
 mod hugetlbfs;
+mod jail;
 mod nodes;
 mod planners;
 mod pool;
