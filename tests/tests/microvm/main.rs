@@ -29,3 +29,4 @@ mod secrets;
 mod serve;
 mod shapes;
 mod tiers;
+mod vsock;
