@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use firn_captive::{Captive, Hostile};
+use firn_captive::{Gate, Hostile};
 use firn_run::jail::{Jail, JailMode};
 use firn_run::monitor::{Monitor, Progress};
 use firn_run::{
@@ -61,7 +61,7 @@ fn jailed() -> Option<Jailed> {
 impl Jailed {
     fn hostile(&self) -> Hostile {
         // The thread of the start, of a vCPU, and of signals and orders.
-        Hostile { process: self.monitor.pid(), threads: 4 }
+        Hostile::of(self.monitor.pid(), 4)
     }
 }
 
@@ -139,8 +139,7 @@ fn a_call_that_is_denied_ends_the_monitor_with_its_name_and_a_crash_with_its_sig
     ] {
         let Some(mut jailed) = jailed() else { return };
         let process = jailed.monitor.pid();
-        let captive = Captive::of(process, i32::try_from(process).unwrap());
-        captive.enter(call);
+        Gate::of(process).captive(i32::try_from(process).unwrap()).enter(call);
         // It may have ended already.
         let _ = jailed.monitor.release();
         let error = jailed.monitor.started(Some(LIMIT)).unwrap_err();

@@ -17,13 +17,19 @@ const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// `include/linux/errno.h`).
 const RESTARTS: [i64; 4] = [-512, -513, -514, -516];
 
+/// Where the threads of a process make calls.
+#[derive(Debug)]
+pub struct Gate {
+    memory: File,
+    /// An instruction `syscall` of the process's program.
+    address: u64,
+}
+
 /// A thread of a monitor that makes the calls of a test.
 #[derive(Debug)]
-pub struct Captive {
+pub struct Captive<'a> {
     thread: Pid,
-    memory: File,
-    /// An instruction `syscall` of the monitor's program.
-    gate: u64,
+    gate: &'a Gate,
 }
 
 /// What the kernel did with a call.
@@ -35,15 +41,30 @@ pub enum Answer {
     Returned(i64),
 }
 
-impl Captive {
-    /// A thread of a process.
+impl Gate {
+    /// The gate of a process.
     #[must_use]
-    pub fn of(process: u32, thread: i32) -> Self {
+    pub fn of(process: u32) -> Self {
         let path = format!("/proc/{process}/mem");
         let memory = File::options().read(true).write(true).open(path).unwrap();
-        Self { thread: Pid::from_raw(thread), gate: gate(process, &memory), memory }
+        let maps = read_to_string(format!("/proc/{process}/maps")).unwrap();
+        let text = maps.lines().find(|line| line.contains(" r-xp ")).unwrap();
+        let (start, end) = text.split_once(' ').unwrap().0.split_once('-').unwrap();
+        let [start, end] = [start, end].map(|number| u64::from_str_radix(number, 16).unwrap());
+        let mut code = vec![0; usize::try_from(end - start).unwrap()];
+        memory.read_exact_at(&mut code, start).unwrap();
+        let found = code.windows(2).position(|bytes| bytes == SYSCALL).unwrap();
+        Self { memory, address: start + found as u64 }
     }
 
+    /// A thread of the process.
+    #[must_use]
+    pub fn captive(&self, thread: i32) -> Captive<'_> {
+        Captive { thread: Pid::from_raw(thread), gate: self }
+    }
+}
+
+impl Captive<'_> {
     /// Waits until the thread stops, and returns the signal. `None` for a real-time signal, which
     /// has no name here: a monitor interrupts its vCPUs with one, and any stop interrupts them too.
     fn stopped(&self) -> Option<Signal> {
@@ -85,13 +106,13 @@ impl Captive {
         if let Some((argument, bytes)) = text {
             // Below the red zone of the x86-64 ABI, which the thread may use.
             let place = before.rsp - 4096;
-            self.memory.write_all_at(bytes, place).unwrap();
+            self.gate.memory.write_all_at(bytes, place).unwrap();
             arguments[argument] = place;
         }
         let mut regs = before;
         [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9] = arguments;
         (regs.rax, regs.orig_rax) = (number.cast_unsigned(), u64::MAX);
-        regs.rip = self.gate;
+        regs.rip = self.gate.address;
         ptrace::setregs(self.thread, regs).unwrap();
         // It stops when it enters the call, and when it returns.
         for _ in 0..2 {
@@ -114,7 +135,7 @@ impl Captive {
         assert_eq!(self.stopped(), Some(Signal::SIGSTOP));
         let mut regs = ptrace::getregs(self.thread).unwrap();
         (regs.rax, regs.orig_rax) = (call.unwrap_or_default().cast_unsigned(), u64::MAX);
-        regs.rip = call.map_or(0, |_| self.gate);
+        regs.rip = call.map_or(0, |_| self.gate.address);
         ptrace::setregs(self.thread, regs).unwrap();
         ptrace::detach(self.thread, None).unwrap();
     }
@@ -128,15 +149,4 @@ fn resumed(before: user_regs_struct) -> user_regs_struct {
         return user_regs_struct { rax: before.orig_rax, orig_rax: u64::MAX, rip, ..before };
     }
     before
-}
-
-/// The address of an instruction `syscall` in the program of a process.
-fn gate(process: u32, memory: &File) -> u64 {
-    let maps = read_to_string(format!("/proc/{process}/maps")).unwrap();
-    let text = maps.lines().find(|line| line.contains(" r-xp ")).unwrap();
-    let (start, end) = text.split_once(' ').unwrap().0.split_once('-').unwrap();
-    let [start, end] = [start, end].map(|number| u64::from_str_radix(number, 16).unwrap());
-    let mut code = vec![0; usize::try_from(end - start).unwrap()];
-    memory.read_exact_at(&mut code, start).unwrap();
-    start + code.windows(2).position(|bytes| bytes == SYSCALL).unwrap() as u64
 }

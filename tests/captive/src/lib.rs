@@ -11,20 +11,25 @@ use std::path::{Path, PathBuf};
 
 use libc::c_long;
 
-pub use captive::{Answer, Captive};
+pub use captive::{Answer, Captive, Gate};
 
 const CURRENT: u64 = libc::AT_FDCWD.cast_unsigned() as u64;
 
 /// A monitor that does what a hostile guest has it do.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Hostile {
-    /// Its process.
-    pub process: u32,
-    /// The number of its threads at least.
-    pub threads: usize,
+    process: u32,
+    threads: usize,
+    gate: Gate,
 }
 
 impl Hostile {
+    /// The monitor that is this process, and has this number of threads at least.
+    #[must_use]
+    pub fn of(process: u32, threads: usize) -> Self {
+        Self { process, threads, gate: Gate::of(process) }
+    }
+
     /// Makes all attacks in each of its threads. The monitor must be in a jail with all walls.
     #[track_caller]
     pub fn attack(&self) {
@@ -152,8 +157,8 @@ impl Hostile {
     ) {
         let mut called = 0;
         for thread in self.ids() {
-            let captive = Captive::of(self.process, thread);
-            let Some(answer) = captive.call(call, arguments, text) else { continue };
+            let answer = self.gate.captive(thread).call(call, arguments, text);
+            let Some(answer) = answer else { continue };
             assert!(check(&answer), "call {call} {arguments:x?} in thread {thread}: {answer:?}");
             called += 1;
         }

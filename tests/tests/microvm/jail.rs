@@ -17,7 +17,7 @@ fn is_root() -> bool {
 }
 
 fn hostile(process: Pid, threads: usize) -> Hostile {
-    Hostile { process: process.as_raw_nonzero().get().cast_unsigned(), threads }
+    Hostile::of(process.as_raw_nonzero().get().cast_unsigned(), threads)
 }
 
 /// Thaws hello in a jail with all walls.
