@@ -60,7 +60,7 @@ impl Signed {
     }
 }
 
-/// An extent that anybody has changed.
+/// An extent whose bytes a test changes.
 struct Extent {
     image: Vec<u8>,
     tail: Vec<u8>,
