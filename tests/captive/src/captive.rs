@@ -3,7 +3,7 @@
 use std::fs::{File, read_to_string};
 use std::os::unix::fs::FileExt;
 
-use libc::{c_long, user_regs_struct};
+use libc::c_long;
 use nix::errno::Errno;
 use nix::sys::ptrace;
 use nix::sys::signal::Signal;
@@ -12,10 +12,6 @@ use nix::unistd::Pid;
 
 /// The instruction `syscall`.
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
-/// What a call that a signal interrupted leaves for the kernel, which then has the thread make it
-/// again: `ERESTARTSYS`, `ERESTARTNOINTR`, `ERESTARTNOHAND` and `ERESTART_RESTARTBLOCK` (Linux,
-/// `include/linux/errno.h`).
-const RESTARTS: [i64; 4] = [-512, -513, -514, -516];
 
 /// Where the threads of a process make calls.
 #[derive(Debug)]
@@ -124,7 +120,8 @@ impl Captive<'_> {
         if denied {
             self.until(Signal::SIGSYS, |thread| ptrace::cont(thread, None));
         }
-        ptrace::setregs(self.thread, resumed(before)).unwrap();
+        // As after every signal, the kernel has the thread make a call again that it was in.
+        ptrace::setregs(self.thread, before).unwrap();
         ptrace::detach(self.thread, None).unwrap();
         Some(if denied { Answer::Denied } else { Answer::Returned(value) })
     }
@@ -139,14 +136,4 @@ impl Captive<'_> {
         ptrace::setregs(self.thread, regs).unwrap();
         ptrace::detach(self.thread, None).unwrap();
     }
-}
-
-/// The registers with which a thread runs on. A call that it was in is made again.
-fn resumed(before: user_regs_struct) -> user_regs_struct {
-    let in_a_call = before.orig_rax.cast_signed() >= 0;
-    if in_a_call && RESTARTS.contains(&before.rax.cast_signed()) {
-        let rip = before.rip - SYSCALL.len() as u64;
-        return user_regs_struct { rax: before.orig_rax, orig_rax: u64::MAX, rip, ..before };
-    }
-    before
 }
