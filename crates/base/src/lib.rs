@@ -1,5 +1,5 @@
-//! What every other crate of firn uses: the page size, sizes, durations, error chains and number
-//! casts.
+//! What every other crate of firn uses: the page size, sizes, durations, error chains, number casts
+//! and handlers of signals.
 //!
 //! ```
 //! use firn_base::{PAGE_SIZE, format_bytes, parse_size};
@@ -13,17 +13,21 @@
 mod error_chain;
 pub mod fs_verity;
 pub mod num;
+mod once;
 mod processors;
 mod range;
 mod range_set;
+mod signals;
 mod size;
 mod time;
 mod writeback;
 
 pub use error_chain::{EmptyErrorChain, ErrorChain, error_chain};
+pub use once::get_or_try_init;
 pub use processors::processors;
 pub use range::{GuestRange, ImageRange, PageRange};
 pub use range_set::RangeSet;
+pub use signals::{SignalHandler, end_with, handle_signal};
 pub use size::{PAGE_SIZE, ParseSizeError, format_bytes, parse_size};
 pub use time::{cpu_ns, format_milliseconds, nanoseconds, now_ns, ns_since};
 pub use writeback::begin_writeback;

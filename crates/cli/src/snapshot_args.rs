@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 
 use firn_run::{Descriptors, OpenedFile, PoolManager, Source, SourceSpec, set_pooled_profile};
-use firn_snapshot::{Destination, Profile, Signer, Verifier, Verify, sign};
+use firn_snapshot::{Checks, Destination, KeyError, Profile, Signer, Verify, sign};
 
 use crate::output;
 use crate::pool_at;
@@ -53,22 +53,9 @@ impl SnapshotArgs {
         if self.pool.is_some() { "firn" } else { "firecracker" }
     }
 
-    /// What has to confirm the snapshot.
-    fn verifier(&self) -> anyhow::Result<Option<Verifier>> {
-        let verifier = self.signed.verifier()?;
-        if verifier.is_some() && self.pool.is_some() {
-            bail!("--verify-key needs a snapshot in a directory: those in a pool are not signed");
-        }
-        Ok(verifier)
-    }
-
     /// What signs the snapshot once it is changed.
-    pub(crate) fn signer(&self, signing: &SignerArgs) -> anyhow::Result<Option<Signer>> {
-        let signer = signing.signer(self.signed.tenant())?;
-        if signer.is_some() && self.pool.is_some() {
-            bail!("--signing-key needs a snapshot in a directory: those in a pool are not signed");
-        }
-        Ok(signer)
+    pub(crate) fn signer(&self, signing: &SignerArgs) -> Result<Option<Signer>, KeyError> {
+        signing.signer(self.signed.tenant())
     }
 
     fn when(&self) -> VerifyArg {
@@ -83,47 +70,53 @@ impl SnapshotArgs {
         descriptors: &mut Descriptors,
     ) -> anyhow::Result<(SourceSpec, Option<OpenedFile>)> {
         let moved = moved.map(|path| OpenedFile::open(path, descriptors)).transpose()?;
-        let verifier = self.verifier()?;
-        let Some(pool) = &self.pool else {
-            let path = &self.snapshot;
-            let (source, root) = match moved {
-                Some(root) => (SourceSpec::directory(path, descriptors)?, Some(root)),
-                None => SourceSpec::directory_with_root(path, verifier.as_ref(), descriptors)?,
-            };
-            let source = match verifier {
-                Some(verifier) => source.signed(verifier),
-                None => source,
-            };
-            return match self.verify {
-                Some(VerifyArg::Always) => Ok((source.verified(), root)),
-                Some(VerifyArg::Never) | None => Ok((source, root)),
-                Some(VerifyArg::Once) => {
-                    anyhow::bail!("--verify once needs --pool: pass --verify always")
+        let verifier = self.signed.verifier()?;
+        let (source, root) = match &self.pool {
+            None => {
+                let path = &self.snapshot;
+                let (source, root) = match moved {
+                    Some(root) => (SourceSpec::directory(path, descriptors)?, Some(root)),
+                    None => SourceSpec::directory_with_root(path, verifier.as_ref(), descriptors)?,
+                };
+                match self.verify {
+                    Some(VerifyArg::Always) => (source.verified(), root),
+                    Some(VerifyArg::Never) | None => (source, root),
+                    Some(VerifyArg::Once) => {
+                        bail!("--verify once needs --pool: pass --verify always")
+                    }
                 }
-            };
+            }
+            Some(pool) => {
+                let pool = pool_at::open(pool)?;
+                let (socket, name) = (pool.socket(), name(&self.snapshot)?);
+                let (when, verifier) = (self.when().into(), verifier.as_ref());
+                match moved {
+                    Some(root) => (SourceSpec::pool(socket, name, when, descriptors)?, Some(root)),
+                    None => SourceSpec::pool_with_root(socket, name, when, verifier, descriptors)?,
+                }
+            }
         };
-        let pool = pool_at::open(pool)?;
-        let (socket, name, when) = (pool.socket(), name(&self.snapshot)?, self.when().into());
-        Ok(match moved {
-            Some(root) => (SourceSpec::pool(socket, name, when, descriptors)?, Some(root)),
-            None => SourceSpec::pool_with_root(socket, name, when, descriptors)?,
+        Ok(match verifier {
+            Some(verifier) => (source.signed(verifier), root),
+            None => (source, root),
         })
     }
 
     /// Opens the snapshot to look at it; of a pool, its sealed extent.
     pub(crate) fn open(&self) -> anyhow::Result<Source> {
-        let verifier = self.verifier()?;
+        let verifier = self.signed.verifier()?;
         let Some(pool) = &self.pool else {
             return Ok(Source::open_signed(&self.snapshot, verifier.as_ref())?);
         };
         let pool = pool_at::open(pool)?;
-        Ok(Source::open_sealed(pool.socket(), name(&self.snapshot)?, self.when().into())?)
+        let checks = Checks { bytes: self.when().into(), signature: verifier.as_ref() };
+        Ok(Source::open_sealed(pool.socket(), name(&self.snapshot)?, checks)?)
     }
 }
 
 impl SnapshotArgs {
     /// Puts a profile into the snapshot. In a pool, that takes a second extent until the first is
-    /// not used any more. In a directory, the snapshot is signed again if there is a signer.
+    /// not used any more. The snapshot is signed again if there is a signer.
     pub(crate) fn set_profile(
         &self,
         profile: &Profile,
@@ -134,7 +127,9 @@ impl SnapshotArgs {
             return Ok(signer.map_or(Ok(()), |signer| sign(&self.snapshot, signer))?);
         };
         let pool = pool_at::open(pool)?;
-        if let Some(note) = set_pooled_profile(pool.socket(), name(&self.snapshot)?, profile)? {
+        let (name, verifier) = (name(&self.snapshot)?, self.signed.verifier()?);
+        let note = set_pooled_profile(pool.socket(), name, profile, verifier.as_ref(), signer)?;
+        if let Some(note) = note {
             output::note(&format!("firn: {note}"));
         }
         Ok(())
@@ -148,7 +143,7 @@ pub(crate) fn destination(pool: Option<&PoolManager>, to: &Path) -> anyhow::Resu
 }
 
 /// The name of a snapshot in a pool.
-fn name(argument: &Path) -> anyhow::Result<&str> {
+pub(crate) fn name(argument: &Path) -> anyhow::Result<&str> {
     argument.to_str().with_context(|| {
         format!("{} cannot name a snapshot in a pool: it is not UTF-8", argument.display())
     })

@@ -5,12 +5,11 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::net::TcpListener;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use firn_captive::{Gate, Hostile};
 use firn_run::cgroup::CgroupVersion;
 use firn_run::jail::{Jail, JailMode};
 use firn_run::monitor::{Monitor, Progress};
@@ -18,112 +17,9 @@ use firn_run::{
     Descriptors, HostSpec, Origin, ReplaySpec, SourceSpec, StartError, StartSpec, ThawSpec,
 };
 use firn_vmm::{KVM_DEVICE, open_kvm};
-use libc::c_long;
-use nix::errno::Errno;
-use nix::sys::ptrace;
-use nix::sys::signal::Signal;
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::Pid;
 use rustix::process::geteuid;
 
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// A thread of a monitor that makes the calls of a test.
-struct Captive {
-    thread: Pid,
-    memory: File,
-    /// An instruction `syscall` of the monitor's program.
-    gate: u64,
-}
-
-/// What the kernel did with a call.
-#[derive(Debug, PartialEq, Eq)]
-enum Answer {
-    /// The filter denied it.
-    Denied,
-    /// It was carried out; negative values are errors.
-    Returned(i64),
-}
-
-impl Captive {
-    fn of(process: u32, thread: i32) -> Self {
-        let path = format!("/proc/{process}/mem");
-        let memory = File::options().read(true).write(true).open(path).unwrap();
-        Self { thread: Pid::from_raw(thread), gate: gate(process, &memory), memory }
-    }
-
-    fn wait(&self) -> WaitStatus {
-        waitpid(self.thread, Some(WaitPidFlag::__WALL)).unwrap()
-    }
-
-    /// Makes the thread call. `text` is placed in its memory, and its address is the argument
-    /// `text.0`.
-    /// `None` if the thread has ended.
-    fn call(
-        &self,
-        number: c_long,
-        arguments: [u64; 6],
-        text: Option<(usize, &[u8])>,
-    ) -> Option<Answer> {
-        match ptrace::attach(self.thread) {
-            Err(Errno::ESRCH) => return None,
-            attached => attached.unwrap(),
-        }
-        while !matches!(self.wait(), WaitStatus::Stopped(_, Signal::SIGSTOP)) {
-            ptrace::cont(self.thread, None).unwrap();
-        }
-        let before = ptrace::getregs(self.thread).unwrap();
-        let mut arguments = arguments;
-        if let Some((argument, bytes)) = text {
-            // Below the red zone of the x86-64 ABI, which the thread may use.
-            let place = before.rsp - 4096;
-            self.memory.write_all_at(bytes, place).unwrap();
-            arguments[argument] = place;
-        }
-        let mut regs = before;
-        [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9] = arguments;
-        (regs.rax, regs.orig_rax) = (number.cast_unsigned(), u64::MAX);
-        regs.rip = self.gate;
-        ptrace::setregs(self.thread, regs).unwrap();
-        // It stops when it enters the call, and when it returns.
-        for _ in 0..2 {
-            ptrace::syscall(self.thread, None).unwrap();
-            assert!(matches!(self.wait(), WaitStatus::Stopped(_, Signal::SIGTRAP)));
-        }
-        let value = ptrace::getregs(self.thread).unwrap().rax.cast_signed();
-        // The filter leaves the number in place, and sends a signal.
-        let denied = value == number && {
-            ptrace::cont(self.thread, None).unwrap();
-            assert!(matches!(self.wait(), WaitStatus::Stopped(_, Signal::SIGSYS)));
-            true
-        };
-        ptrace::setregs(self.thread, before).unwrap();
-        ptrace::detach(self.thread, None).unwrap();
-        Some(if denied { Answer::Denied } else { Answer::Returned(value) })
-    }
-
-    /// Lets the thread run on at an address, with a call's number and arguments.
-    fn enter(&self, address: u64, number: c_long, arguments: [u64; 6]) {
-        ptrace::attach(self.thread).unwrap();
-        assert!(matches!(self.wait(), WaitStatus::Stopped(_, Signal::SIGSTOP)));
-        let mut regs = ptrace::getregs(self.thread).unwrap();
-        (regs.rax, regs.orig_rax, regs.rip) = (number.cast_unsigned(), u64::MAX, address);
-        [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9] = arguments;
-        ptrace::setregs(self.thread, regs).unwrap();
-        ptrace::detach(self.thread, None).unwrap();
-    }
-}
-
-/// The address of an instruction `syscall` in the program of a process.
-fn gate(process: u32, memory: &File) -> u64 {
-    let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
-    let text = maps.lines().find(|line| line.contains(" r-xp ")).unwrap();
-    let (start, end) = text.split_once(' ').unwrap().0.split_once('-').unwrap();
-    let [start, end] = [start, end].map(|number| u64::from_str_radix(number, 16).unwrap());
-    let mut code = vec![0; usize::try_from(end - start).unwrap()];
-    memory.read_exact_at(&mut code, start).unwrap();
-    start + code.windows(2).position(|bytes| bytes == [0x0f, 0x05]).unwrap() as u64
-}
 
 /// A player that waits, with all its guest's memory touched, in a jail with all walls.
 struct Jailed {
@@ -164,133 +60,34 @@ fn jailed() -> Option<Jailed> {
 }
 
 impl Jailed {
-    /// Its threads, without those of KVM in the kernel.
-    fn threads(&self) -> Vec<i32> {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.monitor.pid())).unwrap();
-        let tasks = tasks.map(|task| task.unwrap().path());
-        let ours = tasks.filter(|task| {
-            !std::fs::read_to_string(task.join("comm")).unwrap().starts_with("kvm-")
-        });
-        let number = |task: PathBuf| task.file_name().unwrap().to_str().unwrap().parse().unwrap();
-        ours.map(number).collect()
-    }
-
-    /// Calls in each thread of the monitor; `check` gets each answer.
-    fn each(
-        &self,
-        number: c_long,
-        arguments: [u64; 6],
-        text: Option<(usize, &[u8])>,
-        check: impl Fn(&Answer) -> bool,
-    ) {
-        let mut called = 0;
-        for thread in self.threads() {
-            let captive = Captive::of(self.monitor.pid(), thread);
-            let Some(answer) = captive.call(number, arguments, text) else { continue };
-            assert!(check(&answer), "call {number} in thread {thread}: {answer:?}");
-            called += 1;
-        }
+    fn hostile(&self) -> Hostile {
         // The thread of the start, of a vCPU, and of signals and orders.
-        assert!(called >= 4, "{called}");
-    }
-
-    fn denied(&self, number: c_long, arguments: [u64; 6], text: Option<(usize, &[u8])>) {
-        self.each(number, arguments, text, |answer| *answer == Answer::Denied);
+        Hostile::of(self.monitor.pid(), 4)
     }
 }
 
-const CURRENT: u64 = libc::AT_FDCWD.cast_unsigned() as u64;
+/// Attacks in each thread, after which the monitor runs on.
+#[track_caller]
+fn attack(attack: impl Fn(&Hostile)) {
+    let Some(mut jailed) = jailed() else { return };
+    attack(&jailed.hostile());
+    jailed.monitor.release().unwrap();
+    jailed.monitor.started(Some(LIMIT)).unwrap();
+}
 
 #[test]
 fn a_hostile_monitor_opens_no_file_and_runs_no_program() {
-    let Some(jailed) = jailed() else { return };
-    // The gate works.
-    let own = |answer: &Answer| *answer == Answer::Returned(1);
-    jailed.each(libc::SYS_getpid, [0; 6], None, own);
-    for path in [c"/etc/passwd", c"/proc/self/map_files", c"/proc/1/mem", c".", c"/dev/kvm"] {
-        let path = path.to_bytes_with_nul();
-        jailed.denied(libc::SYS_openat, [CURRENT, 0, 0, 0, 0, 0], Some((1, path)));
-        jailed.denied(libc::SYS_open, [0; 6], Some((0, path)));
-    }
-    jailed.denied(libc::SYS_execve, [0; 6], Some((0, c"/bin/true".to_bytes_with_nul())));
-    jailed.denied(
-        libc::SYS_execveat,
-        [0, 0, 0, 0, libc::AT_EMPTY_PATH.cast_unsigned().into(), 0],
-        None,
-    );
-    jailed.denied(libc::SYS_clone, [libc::SIGCHLD.cast_unsigned().into(), 0, 0, 0, 0, 0], None);
-    let absent = |answer: &Answer| *answer == Answer::Returned(-i64::from(libc::ENOSYS));
-    jailed.each(libc::SYS_clone3, [0; 6], None, absent);
-    // What is not denied by its number finds nothing.
-    let nothing = |answer: &Answer| *answer == Answer::Returned(-i64::from(libc::ENOENT));
-    let stat = [CURRENT, 0, 0, 0, 0, 0];
-    jailed.each(libc::SYS_newfstatat, stat, Some((1, c"/etc/passwd".to_bytes_with_nul())), nothing);
+    attack(Hostile::opens_no_file_and_runs_no_program);
 }
 
 #[test]
 fn a_hostile_monitor_reaches_no_other_process_and_no_network() {
-    let Some(jailed) = jailed() else { return };
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    for family in [libc::AF_INET, libc::AF_UNIX, libc::AF_VSOCK, libc::AF_NETLINK] {
-        let arguments = [family.cast_unsigned().into(), libc::SOCK_STREAM as u64, 0, 0, 0, 0];
-        jailed.denied(libc::SYS_socket, arguments, None);
-    }
-    jailed.denied(libc::SYS_connect, [0, 0, 16, 0, 0, 0], Some((1, &[2; 16])));
-    drop(listener);
-    let other = u64::from(std::process::id());
-    jailed.denied(libc::SYS_kill, [other, 0, 0, 0, 0, 0], None);
-    jailed.denied(libc::SYS_tgkill, [other, other, 0, 0, 0, 0], None);
-    jailed.denied(libc::SYS_ptrace, [16, other, 0, 0, 0, 0], None);
-    jailed.denied(libc::SYS_pidfd_open, [other, 0, 0, 0, 0, 0], None);
-    for call in [libc::SYS_process_vm_readv, libc::SYS_process_vm_writev] {
-        jailed.denied(call, [other, 0, 0, 0, 0, 0], None);
-    }
-    for call in [libc::SYS_unshare, libc::SYS_setns, libc::SYS_setresuid, libc::SYS_capset] {
-        jailed.denied(call, [0; 6], None);
-    }
-    for call in [libc::SYS_bpf, libc::SYS_perf_event_open, libc::SYS_io_uring_setup] {
-        jailed.denied(call, [0; 6], None);
-    }
+    attack(Hostile::reaches_no_other_process_and_no_network);
 }
 
 #[test]
 fn a_hostile_monitor_maps_and_moves_nothing_but_its_own_memory() {
-    let Some(jailed) = jailed() else { return };
-    let (read, shared) = (libc::PROT_READ as u64, libc::MAP_SHARED as u64);
-    // Whatever descriptors it has: files are mapped before the guest runs, and not after.
-    for descriptor in 0..32 {
-        jailed.denied(libc::SYS_mmap, [0, 4096, read, shared, descriptor, 0], None);
-    }
-    let (all, private) = (libc::PROT_EXEC as u64 | read, libc::MAP_PRIVATE as u64 | 0x20);
-    jailed.denied(libc::SYS_mmap, [0, 4096, all, private, u64::MAX, 0], None);
-    // A mapping that grows would reach what is beside it in a pool.
-    let absent = |answer: &Answer| *answer == Answer::Returned(-i64::from(libc::ENOSYS));
-    let (chunk, moves) = (2 << 20, libc::MREMAP_MAYMOVE as u64);
-    for arguments in [
-        [0, chunk, 2 * chunk, moves, 0, 0],
-        [0, 4096, chunk, moves | libc::MREMAP_FIXED as u64, chunk, 0],
-        [0, 0, chunk, moves | libc::MREMAP_FIXED as u64, chunk, 0],
-        [0, chunk, chunk, moves, 0, 0],
-    ] {
-        jailed.each(libc::SYS_mremap, arguments, None, absent);
-    }
-    // What a pool's manager relies on: a lock of a descriptor lasts as long as the mapping, no page
-    // of a file is freed by a mapping, and no socket keeps a page that is not mapped any more.
-    let lock = libc::F_OFD_SETLK as u64;
-    for command in [lock, libc::F_OFD_SETLKW as u64] {
-        jailed.denied(libc::SYS_fcntl, [0, command, 0, 0, 0, 0], None);
-    }
-    jailed.denied(libc::SYS_madvise, [0, chunk, libc::MADV_REMOVE as u64, 0, 0, 0], None);
-    let (level, name) = (libc::SOL_SOCKET as u64, libc::SO_ZEROCOPY as u64);
-    jailed.denied(libc::SYS_setsockopt, [0, level, name, 0, 0, 0], None);
-    // A new VM, and a new userfaultfd.
-    for request in [0xae01, 0xaa00] {
-        for descriptor in 0..32 {
-            jailed.denied(libc::SYS_ioctl, [descriptor, request, 0, 0, 0, 0], None);
-        }
-    }
-    jailed.denied(libc::SYS_seccomp, [0; 6], None);
-    jailed.denied(libc::SYS_prctl, [libc::PR_SET_DUMPABLE as u64, 1, 0, 0, 0, 0], None);
+    attack(Hostile::maps_and_moves_nothing_but_its_own_memory);
 }
 
 /// Each wall without the filter: what the kernel shows of a monitor.
@@ -391,8 +188,7 @@ fn a_call_that_is_denied_ends_the_monitor_with_its_name_and_a_crash_with_its_sig
     ] {
         let Some(mut jailed) = jailed() else { return };
         let process = jailed.monitor.pid();
-        let captive = Captive::of(process, i32::try_from(process).unwrap());
-        captive.enter(call.map_or(0, |_| captive.gate), call.unwrap_or_default(), [0; 6]);
+        Gate::of(process).captive(i32::try_from(process).unwrap()).enter(call);
         // It may have ended already.
         let _ = jailed.monitor.release();
         let error = jailed.monitor.started(Some(LIMIT)).unwrap_err();

@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 use std::sync::OnceLock;
 
+use firn_base::get_or_try_init;
 use serde::Serialize;
 use thiserror::Error;
 
@@ -93,11 +94,7 @@ impl HostFacts {
     /// See [`HostFacts::read`].
     pub fn of_process() -> Result<&'static Self, HostFactsError> {
         static FACTS: OnceLock<HostFacts> = OnceLock::new();
-        if let Some(facts) = FACTS.get() {
-            return Ok(facts);
-        }
-        let facts = Self::read()?;
-        Ok(FACTS.get_or_init(|| facts))
+        get_or_try_init(&FACTS, Self::read)
     }
 }
 

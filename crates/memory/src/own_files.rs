@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
 
+use firn_base::get_or_try_init;
 use procfs::process::Status;
 use procfs::{FromRead, ProcError};
 use thiserror::Error;
@@ -78,11 +79,7 @@ impl OwnFiles {
     /// # Errors
     /// [`OwnFilesError`].
     pub fn of_process() -> Result<&'static Self, OwnFilesError> {
-        if let Some(files) = FILES.get() {
-            return Ok(files);
-        }
-        let opened = Self::open(OwnDevices::open()?)?;
-        Ok(FILES.get_or_init(|| opened))
+        get_or_try_init(&FILES, || Self::open(OwnDevices::open()?))
     }
 
     /// Makes the first call for a process that has got the devices from another one.

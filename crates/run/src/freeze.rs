@@ -58,8 +58,8 @@ pub struct FreezeInstanceReport {
 
 /// Freezes a running microVM: this process makes the files or the extent, passes them to the
 /// monitor, and publishes the snapshot. The microVM ends with that, unless `keep` lets it run on as
-/// one that differs from the clones of its snapshot. `dense` writes zero pages too. A snapshot in a
-/// directory is signed if there is a signer.
+/// one that differs from the clones of its snapshot. `dense` writes zero pages too. The snapshot is
+/// signed if there is a signer.
 ///
 /// # Errors
 /// See [`FreezeInstanceError`].

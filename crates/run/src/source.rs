@@ -9,8 +9,8 @@ use firn_memory::copy_ahead::{Rule, WriteReport, learn, prepare_copies, request_
 use firn_memory::planners::{Planner, Store};
 use firn_pool::Client;
 use firn_snapshot::{
-    AttachError, Grant, Profile, Snapshot, Verifier, Verify, open_pooled, open_pooled_with,
-    open_replica_with,
+    AttachError, Checks, Grant, Profile, Signer, Snapshot, Verifier, Verify, open_pooled,
+    open_pooled_with, open_replica_with,
 };
 use firn_vmm::Virtualization;
 
@@ -57,10 +57,11 @@ impl Source {
                 let source = Self::new(snapshot, None);
                 Self { verify: *verify, ..source }
             }
-            SourceSpec::Pool { manager, name, verify } => {
+            SourceSpec::Pool { manager, name, verify, verifier } => {
                 let stream = UnixStream::from(descriptors.take_manager(*manager)?);
                 let manager = Client::from_stream(stream);
-                let (snapshot, grant) = open_granted(manager, name, *verify, planner)?;
+                let checks = Checks { bytes: *verify, signature: verifier.as_deref() };
+                let (snapshot, grant) = open_granted(manager, name, checks, planner)?;
                 Self::new(snapshot, Some(grant))
             }
         };
@@ -90,9 +91,13 @@ impl Source {
     ///
     /// # Errors
     /// [`StartError::Open`].
-    pub fn open_sealed(socket: &Path, name: &str, verify: Verify) -> Result<Self, StartError> {
+    pub fn open_sealed<'a>(
+        socket: &Path,
+        name: &str,
+        checks: impl Into<Checks<'a>>,
+    ) -> Result<Self, StartError> {
         let begin = Instant::now();
-        let (snapshot, grant) = open_pooled(socket, name, verify)?;
+        let (snapshot, grant) = open_pooled(socket, name, checks)?;
         Ok(Self { opening: begin.elapsed(), ..Self::new(snapshot, Some(grant)) })
     }
 
@@ -137,15 +142,15 @@ impl Source {
 fn open_granted(
     manager: Client,
     name: &str,
-    verify: Verify,
+    checks: Checks<'_>,
     planner: &dyn Planner,
 ) -> Result<(Snapshot, Grant), StartError> {
     let rule = planner.copy_rule().map(|rule| rule.for_paging(nested_paging()));
     let (snapshot, mut grant) = match planner.store() {
-        Store::Replica => open_replica_with(manager, name, verify)?,
+        Store::Replica => open_replica_with(manager, name, checks)?,
         Store::Directory | Store::Extent => {
             let key = rule.map(Rule::key);
-            open_pooled_with(manager, name, verify, key.as_deref())?
+            open_pooled_with(manager, name, checks, key.as_deref())?
         }
     };
     if let Some(rule) = rule {
@@ -163,7 +168,8 @@ pub(crate) fn nested_paging() -> bool {
 
 /// Attaches a profile to a snapshot in a pool, and has the manager prepare a copy of the chunks
 /// that the profile predicts, for the next start. Returns a note where that failed: the first start
-/// then prepares the copy.
+/// then prepares the copy. The verifier has to confirm the snapshot if there is one, and the
+/// changed snapshot is signed if there is a signer.
 ///
 /// # Errors
 /// [`AttachError`]; the snapshot is as it was.
@@ -171,10 +177,14 @@ pub fn set_pooled_profile(
     socket: &Path,
     name: &str,
     profile: &Profile,
+    verifier: Option<&Verifier>,
+    signer: Option<&Signer>,
 ) -> Result<Option<String>, AttachError> {
-    firn_snapshot::set_pooled_profile(socket, name, profile)?;
+    firn_snapshot::set_pooled_profile(socket, name, profile, verifier, signer)?;
     let rule = Rule::DEFAULT.for_paging(nested_paging());
-    let prepared = prepare_copies(socket, name, rule, profile);
+    let own = signer.map(Signer::verifier);
+    let checks = Checks { bytes: Verify::Never, signature: own.as_ref() };
+    let prepared = prepare_copies(socket, name, checks, rule, profile);
     Ok(prepared.err().map(|error| {
         let error = error_chain(&error);
         format!("copies are made at the first start, not in advance: {error}")

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use firn_agent::protocol::RoleCredentials;
 use firn_pool::Client;
-use firn_snapshot::{Manifest, SnapshotDirectory, SnapshotFiles, Verifier, Verify, open_pooled};
+use firn_snapshot::{
+    Checks, Manifest, SnapshotDirectory, SnapshotFiles, Verifier, Verify, open_pooled,
+};
 use firn_vmm::{NetworkConfig, VsockBroker, open_root_disk, scratch_file};
 use serde::{Deserialize, Serialize};
 
@@ -201,6 +203,8 @@ pub enum SourceSpec {
         name: String,
         /// When its bytes are verified.
         verify: Verify,
+        /// What has to confirm its signature, if it must be signed.
+        verifier: Option<Box<Verifier>>,
     },
 }
 
@@ -253,17 +257,12 @@ impl SourceSpec {
         }
     }
 
-    /// The same, refused before anything of it is parsed unless the verifier confirms it. A
-    /// snapshot in a pool has no signature.
+    /// The same, refused before anything of it is parsed unless the verifier confirms it.
     #[must_use]
-    pub fn signed(self, verifier: Verifier) -> Self {
-        match self {
-            Self::Directory { files, path, verify, .. } => {
-                let verifier = Some(Box::new(verifier));
-                Self::Directory { files, path, verify, verifier }
-            }
-            pool @ Self::Pool { .. } => pool,
-        }
+    pub fn signed(mut self, by: Verifier) -> Self {
+        let (Self::Directory { verifier, .. } | Self::Pool { verifier, .. }) = &mut self;
+        *verifier = Some(Box::new(by));
+        self
     }
 
     /// A snapshot in the pool whose manager listens on `socket`.
@@ -277,10 +276,11 @@ impl SourceSpec {
         descriptors: &mut Descriptors,
     ) -> Result<Self, StartError> {
         let manager = Some(descriptors.add(Client::connect(socket)?.into_stream()));
-        Ok(Self::Pool { manager, name: name.to_owned(), verify })
+        Ok(Self::Pool { manager, name: name.to_owned(), verify, verifier: None })
     }
 
-    /// The same, and the root disk that the snapshot's manifest names, if it names one.
+    /// The same, and the root disk that the snapshot's manifest names, if it names one. The
+    /// manifest is not parsed before the verifier has confirmed it, if there is one.
     ///
     /// # Errors
     /// [`StartError::Open`]: the manager does not answer, has no such snapshot, or it is damaged;
@@ -289,10 +289,12 @@ impl SourceSpec {
         socket: &Path,
         name: &str,
         verify: Verify,
+        verifier: Option<&Verifier>,
         descriptors: &mut Descriptors,
     ) -> Result<(Self, Option<OpenedFile>), StartError> {
         // By a connection of its own: the monitor's has no grant but its own.
-        let (snapshot, _grant) = open_pooled(socket, name, Verify::Never)?;
+        let checks = Checks { bytes: Verify::Never, signature: verifier };
+        let (snapshot, _grant) = open_pooled(socket, name, checks)?;
         let root = OpenedFile::root_of(snapshot.manifest(), descriptors)?;
         Ok((Self::pool(socket, name, verify, descriptors)?, root))
     }
@@ -301,7 +303,7 @@ impl SourceSpec {
     /// connected to.
     #[must_use]
     pub fn pool_of_standby(name: &str, verify: Verify) -> Self {
-        Self::Pool { manager: None, name: name.to_owned(), verify }
+        Self::Pool { manager: None, name: name.to_owned(), verify, verifier: None }
     }
 }
 

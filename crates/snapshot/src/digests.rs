@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use firn_base::PAGE_SIZE;
+use firn_base::{PAGE_SIZE, get_or_try_init};
 use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -113,11 +113,7 @@ impl Digests {
         let chunks = usize::try_from(self.pages.div_ceil(CHUNK_PAGES)).unwrap_or(usize::MAX);
         let records = self.records.get_or_init(|| (0..chunks).map(|_| Record::new()).collect());
         let slot = &records[usize::try_from(chunk).unwrap_or(usize::MAX)];
-        if let Some(record) = slot.get() {
-            return Ok(record);
-        }
-        let record = self.read_record(chunk)?;
-        Ok(slot.get_or_init(|| record))
+        Ok(get_or_try_init(slot, || self.read_record(chunk))?)
     }
 
     /// Reads and checks the record of `chunk`, which must be within the image, without keeping it.

@@ -98,7 +98,7 @@ pub enum OpenError {
         .path.display()
     )]
     Signature {
-        /// The file with the signature.
+        /// The file with the signature, or the name of a snapshot in a pool.
         path: PathBuf,
         /// The tenant.
         tenant: String,
@@ -111,6 +111,26 @@ pub enum OpenError {
     NotSigned {
         /// The file.
         path: PathBuf,
+    },
+    /// A snapshot in a pool that must be signed is not.
+    #[error(
+        "the snapshot {} in the pool is not signed; freeze it again with a key, or, if you trust \
+         it, sign it with firn verify --pool --signing-key", .name.display()
+    )]
+    UnsignedInPool {
+        /// The snapshot.
+        name: PathBuf,
+    },
+    /// A snapshot in a pool differs from what was signed.
+    #[error(
+        "the {part} of {} in the pool is not what was signed; freeze it again, or, if you trust \
+         it, sign it again with firn verify --pool --signing-key", .name.display()
+    )]
+    NotSignedInPool {
+        /// The snapshot.
+        name: PathBuf,
+        /// What differs.
+        part: &'static str,
     },
     /// A section's CRC does not match.
     #[error("{}: the {section} is damaged: its CRC does not match; copy the snapshot again, or freeze again", .path.display())]

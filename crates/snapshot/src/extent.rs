@@ -13,7 +13,7 @@ use std::time::Instant;
 use firn_base::ns_since;
 use firn_pool::Window;
 
-use crate::attach::{AttachError, COPY, Edited, copy};
+use crate::attach::{AttachError, COPY, Edited, copy, read_manifest};
 use crate::container::{HEADER_LEN, Header};
 use crate::disk::{DiskSource, ScanError, scan};
 use crate::freeze::FreezeReport;
@@ -96,6 +96,11 @@ impl ExtentPlan {
     /// Bytes of the tail.
     pub(crate) fn tail_bytes(&self) -> u64 {
         self.tail.data().end
+    }
+
+    /// Bytes of the tail that the writable disk takes, at its end.
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        self.tail.data_len
     }
 
     /// Passes everything to the supervisor. The disk is read a second time.
@@ -197,30 +202,36 @@ fn pass_runs(
     Ok(())
 }
 
-/// The extent of a snapshot with a new profile: a copy of guest memory and disk, and another
-/// profile section.
-pub(crate) struct ProfiledExtent<'a> {
+/// A second extent of a snapshot: a copy of guest memory, disk and container, with another profile
+/// if there is one.
+pub(crate) struct CopiedExtent<'a> {
     tail: &'a Tail,
     path: &'a Path,
-    container: Edited,
+    profiled: Option<Edited>,
+    guest_bytes: u64,
     header: TailHeader,
 }
 
-impl<'a> ProfiledExtent<'a> {
+impl<'a> CopiedExtent<'a> {
     pub(crate) fn new(
         tail: &'a Tail,
         path: &'a Path,
-        profile: &Profile,
+        profile: Option<&Profile>,
     ) -> Result<Self, AttachError> {
-        let container = Edited::with_profile(&tail.container, path, profile)?;
-        let header =
-            TailHeader { container_len: container.header.file_len(), ..tail.header.clone() };
-        Ok(Self { tail, path, container, header })
+        let edit = |profile| Edited::with_profile(&tail.container, path, profile);
+        let profiled = profile.map(edit).transpose()?;
+        let (container, manifest) = match &profiled {
+            Some(edited) => (edited.header.clone(), edited.manifest.clone()),
+            None => read_manifest(&tail.container, path)?,
+        };
+        let guest_bytes = manifest.layout.total_bytes();
+        let header = TailHeader { container_len: container.file_len(), ..tail.header.clone() };
+        Ok(Self { tail, path, profiled, guest_bytes, header })
     }
 
     /// Bytes of guest memory.
     pub(crate) fn guest_bytes(&self) -> u64 {
-        self.container.manifest.layout.total_bytes()
+        self.guest_bytes
     }
 
     /// Bytes of the tail.
@@ -228,13 +239,18 @@ impl<'a> ProfiledExtent<'a> {
         self.header.data().end
     }
 
-    /// Writes everything and makes it durable.
+    /// Bytes of the tail that the writable disk takes.
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        self.header.data_len
+    }
+
+    /// Writes everything.
     pub(crate) fn write(
         &self,
         mut read_memory: impl FnMut(u64, &mut [u8]),
         target: &dyn ExtentTarget,
     ) -> Result<(), AttachError> {
-        let (guest_bytes, source) = (self.guest_bytes(), &self.tail.container);
+        let (guest_bytes, source) = (self.guest_bytes, &self.tail.container);
         let mut buf = vec![0; COPY];
         let mut offset = 0;
         while offset < guest_bytes {
@@ -247,11 +263,14 @@ impl<'a> ProfiledExtent<'a> {
             |offset, bytes: &[u8]| target.write(Part::Tail, offset, bytes).map_err(failed("write"));
         write(0, &self.header.encode())?;
         let start = self.header.container().start;
-        self.container
-            .write(source, self.path, &mut |offset, bytes| write(start + offset, bytes))?;
+        match &self.profiled {
+            Some(edited) => {
+                edited.write(source, self.path, &mut |at, bytes| write(start + at, bytes))?;
+            }
+            None => copy(source, self.path, 0..self.header.container_len, start, &mut write)?,
+        }
         let to = self.header.data().start;
-        copy(&source.whole, self.path, self.tail.header.data(), to, &mut write)?;
-        Ok(target.flush().map_err(failed("make durable"))?)
+        copy(&source.whole, self.path, self.tail.header.data(), to, &mut write)
     }
 }
 

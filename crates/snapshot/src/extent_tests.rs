@@ -12,7 +12,7 @@ use super::{ExtentPlan, ExtentTarget, MAX_RUNS, OverlayRuns, Part, Tail, TailHea
 use crate::container::Header;
 use crate::manifest::DiskIdentity;
 use crate::section::Section;
-use crate::tests::support::{Memory, description, file_with, machine, pass_extent};
+use crate::tests::support::{Bytes, Memory, description, file_with, machine, pass_extent};
 use crate::transfer::Received;
 use crate::{DiskSource, FreezeError, OpenError, ReadAt, Snapshot};
 
@@ -59,22 +59,6 @@ impl ExtentTarget for Extent {
 
     fn flush(&self) -> io::Result<()> {
         self.flushed.store(true, Ordering::Relaxed);
-        Ok(())
-    }
-}
-
-#[derive(Debug)]
-struct Bytes(Vec<u8>);
-
-impl ReadAt for Bytes {
-    fn size(&self) -> io::Result<u64> {
-        Ok(self.0.len() as u64)
-    }
-
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        let rest = usize::try_from(offset).ok().and_then(|offset| self.0.get(offset..));
-        let bytes = rest.and_then(|rest| rest.get(..buf.len()));
-        buf.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())
     }
 }
@@ -127,8 +111,8 @@ fn medium(extent: &Frozen) -> File {
 }
 
 fn open(medium: &File, tail: Vec<u8>) -> Result<Snapshot, OpenError> {
-    let tail: Arc<dyn ReadAt> = Arc::new(Bytes(tail));
-    Snapshot::open_extent("hello", Arc::new(medium.try_clone().unwrap()), &tail)
+    let tail: Arc<dyn ReadAt> = Bytes::new(tail);
+    Snapshot::open_extent("hello", Arc::new(medium.try_clone().unwrap()), &tail, None)
 }
 
 #[test]
@@ -208,7 +192,7 @@ fn a_snapshot_without_a_disk_has_no_overlay() {
 fn every_damaged_byte_that_a_start_reads_is_found() {
     let (extent, _) = freeze(&mut memory(), Some(&disk()));
     // Tail header, runs, container header, manifest, machine state and zero map.
-    let tail: Arc<dyn ReadAt> = Arc::new(Bytes(extent.tail.clone()));
+    let tail: Arc<dyn ReadAt> = Bytes::new(extent.tail.clone());
     let opened = Tail::open(&tail, Path::new("hello")).unwrap();
     let header = Header::read(&opened.container, Path::new("hello")).unwrap();
     let medium = medium(&extent);
@@ -246,7 +230,7 @@ fn a_disk_in_too_many_pieces_is_refused() {
 fn runs_of_the_maximum_length_are_refused() {
     let longest = 1..u64::MAX;
     let header = TailHeader { container_len: 0, runs: vec![longest], data_len: 0 };
-    let tail: Arc<dyn ReadAt> = Arc::new(Bytes(header.encode()));
+    let tail: Arc<dyn ReadAt> = Bytes::new(header.encode());
     let path = Path::new("hello");
     let error = Tail::open(&tail, path).unwrap().overlay(u64::MAX, path).unwrap_err();
     assert!(matches!(error, OpenError::Malformed { section: Section::Header, .. }), "{error}");
@@ -262,8 +246,8 @@ proptest! {
         let mut tail = b"firn tail\n\0\0\0\0\0\0\x01\0\0\0".to_vec();
         tail.extend(crc32fast::hash(&body).to_le_bytes());
         tail.extend(body);
-        let tail: Arc<dyn ReadAt> = Arc::new(Bytes(tail));
-        let opened = Snapshot::open_extent("hostile", Arc::new(file_with(&[])), &tail);
+        let tail: Arc<dyn ReadAt> = Bytes::new(tail);
+        let opened = Snapshot::open_extent("hostile", Arc::new(file_with(&[])), &tail, None);
         assert!(opened.is_err());
     }
 }

@@ -3,8 +3,8 @@
 //! is written by the supervisor, which gets the bytes from the machine.
 //!
 //! The machine may be a monitor that its guest has taken over. It names no path and publishes
-//! nothing, and the supervisor reads nothing that it wrote, except for the first bytes of
-//! `snapshot.firn`.
+//! nothing, and the supervisor parses nothing that it wrote, except for the first bytes of
+//! `snapshot.firn`. A signature is made of hashes.
 
 use std::error::Error;
 use std::fmt;
@@ -25,7 +25,7 @@ use crate::freeze_error::FreezeError;
 use crate::in_pool::GrantedExtent;
 use crate::keys::Signer;
 use crate::manifest::{FunctionInfo, ProtectedFile};
-use crate::signature::write_signature;
+use crate::signature::{Covered, SIGNED_LEN, write_signature};
 use crate::staging::Staging;
 use crate::transfer::{Pieces, Received, Receiver};
 
@@ -136,6 +136,8 @@ pub enum Begun {
         guest_bytes: u64,
         /// Bytes that it needs for the tail.
         tail_bytes: u64,
+        /// The last of these, which the writable disk takes.
+        disk_bytes: u64,
     },
 }
 
@@ -232,7 +234,7 @@ pub fn freeze<M: Freeze>(
     freeze_signed(machine, request, None)
 }
 
-/// The same, with a signature of the files if there is a signer. A pool's extents are not signed.
+/// The same, with a signature if there is a signer.
 ///
 /// # Errors
 /// See [`NotFrozenError`].
@@ -249,7 +251,7 @@ pub fn freeze_signed<M: Freeze>(
         }
         Destination::Pool { socket, name } => {
             let begin = Begin { target: Target::Extent, function };
-            into_pool(machine, socket, name, begin, MACHINE_LIMIT)
+            into_pool(machine, socket, name, begin, signer, MACHINE_LIMIT)
         }
     };
     frozen.map_err(|source| NotFrozenError { destination, source })
@@ -319,16 +321,25 @@ pub(crate) fn into_pool<M: Freeze>(
     socket: &Path,
     name: &str,
     begin: Begin,
+    signer: Option<&Signer>,
     limit: Duration,
 ) -> Result<FreezeReport, NotFrozen<M::Error>> {
     let begun = machine.write(begin, Vec::new()).map_err(NotFrozen::Machine)?;
-    let Begun::Extent { guest_bytes, tail_bytes } = begun else {
+    let Begun::Extent { guest_bytes, tail_bytes, disk_bytes } = begun else {
         return Err(mismatch("it has not asked for an extent"));
     };
+    let signing = match signer {
+        Some(signer) => {
+            let covered = Covered::of(guest_bytes, tail_bytes, disk_bytes);
+            Some((signer, covered.ok_or_else(|| mismatch("the lengths of its parts are wrong"))?))
+        }
+        None => None,
+    };
+    let room = tail_bytes.saturating_add(signer.map_or(0, |_| SIGNED_LEN));
     let start = Instant::now();
     let allocate = |error| failed("allocate")(io::Error::other(error));
     let mut connection = Client::connect(socket).map_err(allocate)?;
-    let grant = connection.begin(name, guest_bytes, tail_bytes).map_err(allocate)?;
+    let grant = connection.begin(name, guest_bytes, room).map_err(allocate)?;
     let generation = grant.extent().generation;
     let extent = GrantedExtent::map(grant)?;
     let pieces = Pieces { guest_bytes, tail_bytes };
@@ -347,6 +358,7 @@ pub(crate) fn into_pool<M: Freeze>(
         Err(error) => return Err(error.into()),
     };
     let report = check(sealed.map_err(NotFrozen::Machine)?, guest_bytes)?;
+    signing.map_or(Ok(()), |(signer, covered)| extent.sign(covered, signer))?;
     let begin = Instant::now();
     extent.flush().map_err(failed("make durable"))?;
     drop(extent);

@@ -60,7 +60,7 @@ fn is_refused(liar: &mut Liar<'_>, words: &str) {
 fn a_machine_that_lies_publishes_nothing() {
     let memory = Memory::zeroed(20);
     let honest = || Liar::of(&memory);
-    let extent = |_| Begun::Extent { guest_bytes: 4096, tail_bytes: 4096 };
+    let extent = |_| Begun::Extent { guest_bytes: 4096, tail_bytes: 4096, disk_bytes: 0 };
     is_refused(&mut Liar { begun: extent, ..honest() }, "not written files");
     is_refused(
         &mut Liar { sealed: |report| FreezeReport { stored_pages: 21, ..report }, ..honest() },
@@ -156,11 +156,24 @@ fn descriptors_are_counted_and_steps_belong_together() {
 }
 
 #[test]
+fn lengths_that_contradict_each_other_are_not_signed() {
+    let pool = Managed::new(32 << 20);
+    let signer = Signer::read_or_make(&pool.dir.path().join("key.pem"), "alice").unwrap();
+    let memory = Memory::zeroed(20);
+    let mut liar = Liar::of(&memory);
+    liar.begun = |_| Begun::Extent { guest_bytes: 81920, tail_bytes: 4096, disk_bytes: 4000 };
+    let destination = Destination::Pool { socket: pool.socket(), name: "hello".into() };
+    let request = FreezeRequest { destination, dense: false, function: None };
+    let error = freeze_signed(&mut liar, request, Some(&signer)).unwrap_err().source;
+    assert!(error.to_string().contains("the lengths of its parts are wrong"), "{error}");
+}
+
+#[test]
 fn a_pool_without_room_is_reported_and_keeps_its_snapshot() {
     let pool = Managed::new(32 << 20);
     let memory = Memory::zeroed(20);
     let mut liar = Liar::of(&memory);
-    liar.begun = |_| Begun::Extent { guest_bytes: 1 << 62, tail_bytes: 4096 };
+    liar.begun = |_| Begun::Extent { guest_bytes: 1 << 62, tail_bytes: 4096, disk_bytes: 0 };
     let socket = pool.socket();
     let to = || Destination::Pool { socket: socket.clone(), name: "hello".into() };
     freeze_to(&mut Liar::of(&memory), to(), ImageKind::Dense).unwrap();

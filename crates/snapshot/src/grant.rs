@@ -14,6 +14,7 @@ use crate::copies::{Copies, CopyTable};
 use crate::directory::MAX_ATTEMPTS;
 use crate::error::{OpenError, OpenPooledError};
 use crate::in_pool::{check_pages, open_extent};
+use crate::keys::Verifier;
 use crate::layout::CHUNK_SIZE;
 use crate::snapshot::Snapshot;
 
@@ -28,6 +29,22 @@ pub enum Verify {
     Once,
     /// Never.
     Never,
+}
+
+/// What is checked when a snapshot in a pool is opened.
+#[derive(Debug, Clone, Copy)]
+pub struct Checks<'a> {
+    /// When its bytes are checked against their digests. With [`Verify::Always`] guest memory and
+    /// disk are also compared with the signature.
+    pub bytes: Verify,
+    /// What has to confirm its signature, before anything of it is parsed.
+    pub signature: Option<&'a Verifier>,
+}
+
+impl From<Verify> for Checks<'_> {
+    fn from(bytes: Verify) -> Self {
+        Self { bytes, signature: None }
+    }
 }
 
 /// Where guest memory is in a pool, and how it can be mapped.
@@ -78,12 +95,12 @@ pub struct Grant {
 ///
 /// # Errors
 /// See [`OpenPooledError`].
-pub fn open_pooled(
+pub fn open_pooled<'a>(
     socket: &Path,
     name: &str,
-    verify: Verify,
+    checks: impl Into<Checks<'a>>,
 ) -> Result<(Snapshot, Grant), OpenPooledError> {
-    open_pooled_with(Client::connect(socket)?, name, verify, None)
+    open_pooled_with(Client::connect(socket)?, name, checks.into(), None)
 }
 
 /// Same as [`open_pooled`], with a connection to the pool's manager, which the grant keeps. With
@@ -95,7 +112,7 @@ pub fn open_pooled(
 pub fn open_pooled_with(
     mut connection: Client,
     name: &str,
-    verify: Verify,
+    checks: Checks<'_>,
     copy: Option<&str>,
 ) -> Result<(Snapshot, Grant), OpenPooledError> {
     let (sealed, copies) = match copy {
@@ -107,8 +124,8 @@ pub fn open_pooled_with(
     };
     let mut extent = place(&sealed);
     let generation = sealed.extent().generation;
-    let snapshot = open_extent(name, &Arc::new(sealed.map()?))?;
-    let check = match verify {
+    let snapshot = open_extent(name, &Arc::new(sealed.map()?), checks.signature)?;
+    let check = match checks.bytes {
         Verify::Always => true,
         Verify::Once => !sealed.is_verified(),
         Verify::Never => false,
@@ -122,6 +139,9 @@ pub fn open_pooled_with(
         })?;
         connection.verified(generation)?;
         extent.checked = true;
+    }
+    if checks.bytes == Verify::Always {
+        snapshot.check_signed_files()?;
     }
     let grant = Grant {
         medium: Mutex::new(Some(medium(&sealed)?)),
@@ -140,12 +160,12 @@ pub fn open_pooled_with(
 ///
 /// # Errors
 /// See [`OpenPooledError`].
-pub fn open_replica(
+pub fn open_replica<'a>(
     socket: &Path,
     name: &str,
-    verify: Verify,
+    checks: impl Into<Checks<'a>>,
 ) -> Result<(Snapshot, Grant), OpenPooledError> {
-    open_replica_with(Client::connect(socket)?, name, verify)
+    open_replica_with(Client::connect(socket)?, name, checks.into())
 }
 
 /// Same as [`open_replica`], with a connection to the pool's manager, which the grant keeps.
@@ -155,12 +175,12 @@ pub fn open_replica(
 pub fn open_replica_with(
     mut connection: Client,
     name: &str,
-    verify: Verify,
+    checks: Checks<'_>,
 ) -> Result<(Snapshot, Grant), OpenPooledError> {
     // A freeze may replace the snapshot between the two requests: memory and tail must come from
     // the same freeze.
     for _ in 0..MAX_ATTEMPTS {
-        let (snapshot, mut grant) = open_pooled_with(connection, name, verify, None)?;
+        let (snapshot, mut grant) = open_pooled_with(connection, name, checks, None)?;
         let granted = grant.connection.get_mut().replica(name)?;
         let memory = &granted.grant;
         if granted.source.generation != grant.generation {

@@ -2,26 +2,24 @@
 //! hold.
 
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
 
 use firn_base::PAGE_SIZE;
 use firn_base::num::usize_of;
-use firn_pool::{Client, ExtentGrant, MappedExtent, Window};
+use firn_pool::{ExtentGrant, MappedExtent, Window};
 use thiserror::Error;
 
-use crate::attach::AttachError;
 use crate::digests::DigestError;
 use crate::disk::identity_of;
-use crate::error::{OpenError, OpenPooledError};
-use crate::extent::{ExtentTarget, ProfiledExtent, failed};
+use crate::error::OpenError;
+use crate::extent::{ExtentTarget, failed};
 use crate::freeze_error::FreezeError;
+use crate::keys::{Signer, Verifier};
 use crate::layout::CHUNK_SIZE;
-use crate::profile::Profile;
 use crate::read_at::ReadAt;
 use crate::section::Section;
+use crate::signature::{Covered, sign_extent};
 use crate::snapshot::Snapshot;
-use crate::tail::Tail;
 use crate::transfer::Part;
 
 /// Why the check of an extent failed.
@@ -48,9 +46,13 @@ pub enum CheckExtentError {
 /// # Errors
 /// See [`CheckExtentError`].
 pub fn check_extent(name: &str, extent: MappedExtent) -> Result<(), CheckExtentError> {
-    let snapshot = open_extent(name, &Arc::new(extent))?;
+    check_all(&open_extent(name, &Arc::new(extent), None)?)
+}
+
+/// The same of a snapshot that was opened.
+pub(crate) fn check_all(snapshot: &Snapshot) -> Result<(), CheckExtentError> {
     snapshot.profile()?;
-    check_pages(&snapshot)?;
+    check_pages(snapshot)?;
     match (snapshot.manifest().overlay, snapshot.overlay()) {
         (Some(frozen), Some(overlay)) => {
             let found = identity_of(overlay).map_err(CheckExtentError::ReadOverlay)?;
@@ -73,11 +75,14 @@ pub(crate) fn check_pages(snapshot: &Snapshot) -> Result<(), DigestError> {
     Ok(())
 }
 
-/// The snapshot that a sealed extent holds.
-pub(crate) fn open_extent(name: &str, extent: &Arc<MappedExtent>) -> Result<Snapshot, OpenError> {
+/// The snapshot that a sealed extent holds, if the verifier confirms it where there is one.
+pub(crate) fn open_extent(
+    name: &str,
+    extent: &Arc<MappedExtent>,
+    verifier: Option<&Verifier>,
+) -> Result<Snapshot, OpenError> {
     let image = Arc::new(MappedImage(extent.clone()));
-    let tail: Arc<dyn ReadAt> = Arc::new(MappedTail(extent.clone()));
-    let snapshot = Snapshot::open_extent(name, image, &tail)?;
+    let snapshot = Snapshot::open_extent(name, image, &tail_of(extent), verifier)?;
     // A larger memory, mapped by its manifest, would reach into the next extent.
     if snapshot.manifest().layout.total_bytes() != extent.extent().guest_bytes {
         return Err(OpenError::Malformed {
@@ -89,37 +94,9 @@ pub(crate) fn open_extent(name: &str, extent: &Arc<MappedExtent>) -> Result<Snap
     Ok(snapshot)
 }
 
-/// Replaces the profile of the sealed snapshot `name` of the pool whose manager listens on
-/// `socket`. It writes a new extent and publishes it under the name in one step. Processes that
-/// have the old extent mapped keep it.
-///
-/// # Errors
-/// [`AttachError`]; the snapshot is unchanged. If the pool has no space for both extents, the error
-/// reports how much is missing.
-pub fn set_pooled_profile(socket: &Path, name: &str, profile: &Profile) -> Result<(), AttachError> {
-    let path = Path::new(name);
-    let sealed_extent = || -> Result<_, OpenPooledError> {
-        let mut connection = Client::connect(socket)?;
-        let sealed = connection.snapshot(name)?;
-        Ok((sealed.extent().generation, Arc::new(sealed.map()?), connection))
-    };
-    let (generation, extent, _pin) = sealed_extent()?;
-    let tail: Arc<dyn ReadAt> = Arc::new(MappedTail(extent.clone()));
-    let tail = Tail::open(&tail, path)?;
-    let new = ProfiledExtent::new(&tail, path, profile)?;
-    let allocate = |error| failed("allocate")(io::Error::other(error));
-    let mut connection = Client::connect(socket).map_err(allocate)?;
-    let grant = connection.begin(name, new.guest_bytes(), new.tail_bytes()).map_err(allocate)?;
-    let new_generation = grant.extent().generation;
-    let read = |offset, bytes: &mut [u8]| extent.read_guest(offset, bytes);
-    new.write(read, &GrantedExtent::map(grant)?)?;
-    let publish = |error| failed("publish")(io::Error::other(error));
-    if connection.snapshot(name).map_err(publish)?.extent().generation != generation {
-        let reason = "the function was frozen anew meanwhile; record it again";
-        return Err(failed("publish")(io::Error::other(reason)).into());
-    }
-    connection.commit(new_generation).map_err(publish)?;
-    Ok(())
+/// The tail of an extent.
+pub(crate) fn tail_of(extent: &Arc<MappedExtent>) -> Arc<dyn ReadAt> {
+    Arc::new(MappedTail(extent.clone()))
 }
 
 /// The guest memory of a mapped extent.
@@ -164,14 +141,20 @@ impl ReadAt for MappedTail {
 #[derive(Debug)]
 pub(crate) struct GrantedExtent {
     grant: ExtentGrant,
-    mapped: MappedExtent,
+    mapped: Arc<MappedExtent>,
 }
 
 impl GrantedExtent {
     /// Maps what the pool's manager granted.
     pub(crate) fn map(grant: ExtentGrant) -> Result<Self, FreezeError> {
         let mapped = grant.map().map_err(io::Error::other).map_err(failed("map"))?;
-        Ok(Self { grant, mapped })
+        Ok(Self { grant, mapped: Arc::new(mapped) })
+    }
+
+    /// Signs what was written. The extent has room for a signature.
+    pub(crate) fn sign(&self, covered: Covered, signer: &Signer) -> Result<(), FreezeError> {
+        let image = MappedImage(self.mapped.clone());
+        sign_extent(self, &image, &tail_of(&self.mapped), covered, signer)
     }
 }
 

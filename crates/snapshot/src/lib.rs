@@ -43,6 +43,7 @@ mod page_set;
 mod profile;
 mod protect;
 mod read_at;
+mod republish;
 mod section;
 mod signature;
 mod snapshot;
@@ -71,11 +72,11 @@ pub use freeze::{
 };
 pub use freeze_error::FreezeError;
 pub use grant::{
-    ExtentPlace, Grant, ReplicaReport, Verify, open_pooled, open_pooled_with, open_replica,
+    Checks, ExtentPlace, Grant, ReplicaReport, Verify, open_pooled, open_pooled_with, open_replica,
     open_replica_with,
 };
 pub use image::{Chunk, PageSource};
-pub use in_pool::{CheckExtentError, check_extent, set_pooled_profile};
+pub use in_pool::{CheckExtentError, check_extent};
 pub use keys::{KeyError, Signer, Verifier};
 pub use layout::{
     CHUNK_PAGES, CHUNK_SIZE, ImageRegion, LayoutError, MAX_MEMORY, MemoryLayout, MemoryRegion,
@@ -91,6 +92,7 @@ pub use page_set::PageSet;
 pub use profile::{CachedRun, Profile, ProfileError};
 pub use protect::{ProtectError, protect};
 pub use read_at::ReadAt;
+pub use republish::{VerifyPooledError, set_pooled_profile, verify_pooled};
 pub use section::{CONTAINER_VERSION, PROFILE_VERSION, Section};
 pub use signature::sign;
 pub use snapshot::{Content, Snapshot};

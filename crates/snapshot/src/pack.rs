@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 
 use firn_base::{PAGE_SIZE, PageRange};
 use serde::Serialize;
@@ -25,24 +24,23 @@ pub fn recipe_of(by: &impl Serialize) -> Result<u64, postcard::Error> {
     Ok(xxh3_64(&postcard::to_stdvec(by)?))
 }
 
-/// Packs these runs of image pages of the snapshot at `path`, in this order, into a file in its
-/// directory, and replaces the existing one. `recipe` is the result of [`recipe_of`] for their
+/// Packs these runs of image pages of a snapshot, in this order, into a file in its directory, and
+/// replaces the existing one. `recipe` is the result of [`recipe_of`] for their
 /// source. Every page is compared with its digest.
 ///
 /// # Errors
 /// [`AttachError`]; the snapshot is unchanged.
 pub fn pack(
-    path: &Path,
+    snapshot: &Snapshot,
     kind: PackedFile,
     recipe: u64,
     runs: &[PageRange],
 ) -> Result<(), AttachError> {
-    let snapshot = Snapshot::open(path)?;
-    let manifest = snapshot.manifest();
+    let (path, manifest) = (snapshot.path(), snapshot.manifest());
     let table = |source| AttachError::Table { path: path.into(), source };
     check_runs("the table", runs.iter(), manifest.layout.pages(), false).map_err(table)?;
     let id = manifest.description.id;
-    set_packed(path, kind, |file| write(file, &snapshot, kind, id, recipe, runs))
+    set_packed(path, kind, |file| write(file, snapshot, kind, id, recipe, runs))
 }
 
 fn write(

@@ -36,7 +36,7 @@ fn pages_are_stored_in_the_order_of_the_table() {
     for kind in [ImageKind::Sparse, ImageKind::Dense] {
         let (_dir, path) = destination();
         freeze_distinct(&path, kind);
-        pack(&path, KIND, 77, &[run(9, 2), run(2, 3)]).unwrap();
+        pack(&Snapshot::open(&path).unwrap(), KIND, 77, &[run(9, 2), run(2, 3)]).unwrap();
         let snapshot = Snapshot::open(&path).unwrap();
         assert!(snapshot.opened_packed(KIND).is_none());
         let packed = snapshot.packed(KIND).unwrap().unwrap();
@@ -70,7 +70,7 @@ fn working_sets_are_open_for_direct_reads() {
     let (_dir, path) = destination();
     freeze_distinct(&path, ImageKind::Sparse);
     for kind in PackedFile::ALL {
-        pack(&path, kind, 77, &[run(9, 2)]).unwrap();
+        pack(&Snapshot::open(&path).unwrap(), kind, 77, &[run(9, 2)]).unwrap();
     }
     let snapshot = Snapshot::open(&path).unwrap();
     for kind in PackedFile::ALL {
@@ -91,7 +91,7 @@ fn a_packed_file_is_removed_with_its_snapshot() {
     freeze_generation(&path, 3);
     assert!(Snapshot::open(&path).unwrap().packed(KIND).unwrap().is_none());
     for runs in [vec![run(15, 1)], vec![]] {
-        pack(&path, KIND, 1, &runs).unwrap();
+        pack(&Snapshot::open(&path).unwrap(), KIND, 1, &runs).unwrap();
         assert_eq!(open_packed(&path).unwrap().len(), runs.len());
     }
     freeze_generation(&path, 4);
@@ -104,7 +104,7 @@ fn a_packed_file_is_removed_with_its_snapshot() {
 fn a_file_of_another_snapshot_or_kind_is_refused() {
     let (dir, path) = destination();
     freeze_generation(&path, 3);
-    pack(&path, KIND, 1, &[run(15, 1)]).unwrap();
+    pack(&Snapshot::open(&path).unwrap(), KIND, 1, &[run(15, 1)]).unwrap();
     let other = dir.path().join("other");
     freeze_generation(&other, 4);
     fs::copy(path.join(KIND.name()), other.join(KIND.name())).unwrap();
@@ -119,12 +119,18 @@ fn a_failed_pack_changes_nothing() {
     let (_dir, path) = destination();
     freeze_distinct(&path, ImageKind::Sparse);
     for runs in [vec![run(15, 2)], vec![run(1, 0)], vec![run(1, 2), run(2, 1)]] {
-        assert!(matches!(pack(&path, KIND, 1, &runs), Err(AttachError::Table { .. })), "{runs:?}");
+        assert!(
+            matches!(
+                pack(&Snapshot::open(&path).unwrap(), KIND, 1, &runs),
+                Err(AttachError::Table { .. })
+            ),
+            "{runs:?}"
+        );
     }
     // A damaged page is not packed.
     let image = fs::OpenOptions::new().write(true).open(path.join("memory.img")).unwrap();
     image.write_all_at(b"damage", 5 * 4096).unwrap();
-    pack(&path, KIND, 1, &[run(5, 1)]).unwrap_err();
+    pack(&Snapshot::open(&path).unwrap(), KIND, 1, &[run(5, 1)]).unwrap_err();
     assert_eq!(names_in(&path), ["memory.img", "snapshot.firn"]);
 }
 
@@ -132,7 +138,7 @@ fn a_failed_pack_changes_nothing() {
 fn a_file_of_another_length_is_refused() {
     let (_dir, path) = destination();
     freeze_distinct(&path, ImageKind::Sparse);
-    pack(&path, KIND, 1, &[run(4, 2)]).unwrap();
+    pack(&Snapshot::open(&path).unwrap(), KIND, 1, &[run(4, 2)]).unwrap();
     let file = fs::OpenOptions::new().write(true).open(path.join(KIND.name())).unwrap();
     let len = file.metadata().unwrap().len();
     for wrong in [len - 4096, len + 4096, 4096, 100, 0] {
@@ -188,7 +194,7 @@ proptest! {
     fn every_changed_byte_of_header_or_table_is_refused(at in 0usize..92, flip in 1u8..) {
         let (_dir, path) = destination();
         freeze_distinct(&path, ImageKind::Sparse);
-        pack(&path, KIND, 1, &[run(4, 2), run(1, 1)]).unwrap();
+        pack(&Snapshot::open(&path).unwrap(), KIND, 1, &[run(4, 2), run(1, 1)]).unwrap();
         let file = path.join(KIND.name());
         let mut bytes = fs::read(&file).unwrap();
         // The header's 60 bytes, then the table's 32.
@@ -210,7 +216,7 @@ proptest! {
         let (_dir, path) = destination();
         freeze_distinct(&path, ImageKind::Dense);
         let runs: Vec<PageRange> = firsts.iter().rev().map(|first| run(*first, 1)).collect();
-        pack(&path, KIND, 1, &runs).unwrap();
+        pack(&Snapshot::open(&path).unwrap(), KIND, 1, &runs).unwrap();
         let snapshot = Snapshot::open(&path).unwrap();
         let packed = snapshot.packed(KIND).unwrap().unwrap();
         for placed in packed.runs() {
@@ -228,7 +234,7 @@ fn verify_checks_packed_files() {
     let (_dir, path) = destination();
     freeze_distinct(&path, ImageKind::Sparse);
     assert_eq!(crate::verify(&path, &mut |_, _| ()).unwrap().packed_pages, 0);
-    pack(&path, KIND, 77, &[run(9, 2), run(2, 3)]).unwrap();
+    pack(&Snapshot::open(&path).unwrap(), KIND, 77, &[run(9, 2), run(2, 3)]).unwrap();
     assert_eq!(crate::verify(&path, &mut |_, _| ()).unwrap().packed_pages, 5);
     let file = path.join(KIND.name());
     let whole = fs::read(&file).unwrap();

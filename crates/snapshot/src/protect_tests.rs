@@ -60,7 +60,10 @@ fn a_packed_file_without_its_protection_is_packed_again() {
     let (_dir, path) = destination();
     freeze_generation(&path, 4);
     let kind = PackedFile::LoadingSet;
-    let pack_it = || pack(&path, kind, 1, &[PageRange { first: 15, pages: 1 }]).unwrap();
+    let pack_it = || {
+        pack(&Snapshot::open(&path).unwrap(), kind, 1, &[PageRange { first: 15, pages: 1 }])
+            .unwrap();
+    };
     pack_it();
     name_in_manifest(&path, kind.name());
     let snapshot = Snapshot::open(&path).unwrap();

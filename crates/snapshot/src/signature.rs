@@ -1,8 +1,11 @@
-//! The signature of a snapshot in a directory: `snapshot.sig`.
+//! The signature of a snapshot: `snapshot.sig` in a directory, [the end of the tail](extent) in a
+//! pool.
 //!
-//! The file is a statement about the snapshot's files, behind a signature of that statement. A
-//! reader with a [`Verifier`] checks both before it parses any byte of the snapshot. It then uses
-//! the bytes that it has checked, which no other process can change.
+//! It is a statement about the snapshot's bytes, behind a signature of that statement. A reader
+//! with a [`Verifier`] checks both before it parses any byte of the snapshot. It then uses the
+//! bytes that it has checked, which no other process can change.
+
+mod extent;
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -20,9 +23,11 @@ use crate::error::OpenError;
 use crate::files::{CONTAINER_FILE, IMAGE_FILE, OVERLAY_FILE, SIGNATURE_FILE};
 use crate::freeze_error::FreezeError;
 use crate::keys::{SIGNATURE_LEN, Signer, Verifier};
-use crate::read_at::ReadAt;
+use crate::read_at::{Part, ReadAt};
 use crate::section::{MAX_HEADER_LEN, Section, digests_len};
 use crate::staging::Staging;
+
+pub(crate) use extent::{Covered, SIGNED_LEN, open_checked_tail, sign_extent};
 
 const HASH_LEN: usize = 32;
 /// Bytes of a statement: a length, and three hashes.
@@ -33,17 +38,31 @@ const BLOCK: usize = 1 << 20;
 /// SHA-256 of some bytes.
 type Hash = [u8; HASH_LEN];
 
-/// What a signature confirms.
+/// What a signature confirms. The first of the signed bytes tell a container from a tail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Statement {
-    /// Bytes of `snapshot.firn` that are signed: all but the digests at its end.
+    /// Bytes of `snapshot.firn`, or of a tail, that are signed: all before the digests.
     len: u64,
     /// The hash of these bytes.
     container: Hash,
-    /// The hash of `memory.img`.
+    /// The hash of `memory.img`, or of an extent's guest memory.
     image: Hash,
-    /// The hash of `overlay.img`; zeros if there is none.
+    /// The hash of `overlay.img`, or of what a tail stores of it; zeros if there is none.
     overlay: Hash,
+}
+
+/// What a checked signature confirms of a snapshot, beyond what was checked at its opening.
+#[derive(Debug)]
+pub(crate) enum Signed {
+    /// Of the files of a directory.
+    Files(Statement),
+    /// Of an extent.
+    Extent {
+        /// The statement.
+        statement: Statement,
+        /// What the tail stores of the writable disk.
+        disk: Part<Arc<dyn ReadAt>>,
+    },
 }
 
 impl Statement {
@@ -94,7 +113,7 @@ impl Statement {
         Err(changed(path, CONTAINER_FILE))
     }
 
-    /// Checks every byte of image and writable disk.
+    /// Checks every byte of image and writable disk in a directory.
     pub(crate) fn check_files(
         &self,
         image: &dyn ReadAt,
@@ -143,7 +162,7 @@ pub(crate) fn open_checked(
     if Hash::from(Sha256::digest(&head)) != statement.container {
         return Err(changed(path, CONTAINER_FILE));
     }
-    let container = Arc::new(Checked { head, rest: container });
+    let container = Arc::new(Checked { head, rest: Arc::new(container) });
     let header = Header::read(&*container, &container_path)?;
     statement.check_header(&header, path)?;
     Ok(Opened { container, header, statement: Some(statement) })
@@ -204,12 +223,12 @@ pub(crate) fn write_signature(
     Ok(())
 }
 
-/// A container whose first bytes were checked, and are not read from the file again.
+/// A container or a tail whose first bytes were checked, and are not read from the medium again.
 #[derive(Debug)]
 struct Checked {
     head: Vec<u8>,
-    /// The whole file. Only the digests, which follow the checked bytes, are read from it.
-    rest: File,
+    /// The whole. Only what follows the checked bytes is read from it.
+    rest: Arc<dyn ReadAt>,
 }
 
 impl ReadAt for Checked {

@@ -6,6 +6,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use firn_base::get_or_try_init;
+
 use crate::container::Header;
 use crate::decode::{EMPTY, check_consistent, decode_manifest, decode_profile, decode_zero_map};
 use crate::digests::Digests;
@@ -21,7 +23,7 @@ use crate::profile::Profile;
 use crate::protect::check_protection;
 use crate::read_at::ReadAt;
 use crate::section::{NO_PROFILE_VERSION, PROFILE_VERSION_WITHOUT_LEAVES, Section};
-use crate::signature::{Opened, Statement, open_checked};
+use crate::signature::{Opened, Signed, open_checked, open_checked_tail};
 use crate::tail::{Tail, check_dense};
 
 /// An open snapshot.
@@ -39,7 +41,7 @@ pub struct Snapshot {
     container: Arc<dyn ReadAt>,
     container_path: PathBuf,
     /// What its signature confirms, if it was checked.
-    statement: Option<Statement>,
+    signed: Option<Signed>,
     /// The image file a second time, if the snapshot is in a directory.
     image_again: Option<File>,
     /// The packed files of its directory, by kind.
@@ -147,15 +149,17 @@ impl Snapshot {
         };
         let content = Content::File(Arc::new(image.file));
         let snapshot = read.into_snapshot(path, container, container_path, content, overlay);
-        let image_again = Some(image.again);
-        Ok(Self { statement, image_again, packed_files: packed, ..snapshot })
+        let (signed, image_again) = (statement.map(Signed::Files), Some(image.again));
+        Ok(Self { signed, image_again, packed_files: packed, ..snapshot })
     }
 
     /// Opens the snapshot that the extent of a pool holds, as a [freeze](crate::freeze()) wrote it:
     /// `image` is the extent's guest memory, `tail` its tail, and `name` the snapshot's name in
     /// errors.
     ///
-    /// It reads and checks the same as [`Snapshot::open`]. The caller keeps the extent pinned.
+    /// It reads and checks the same as [`Snapshot::open_signed`]: if there is a verifier, it has to
+    /// confirm the tail, except for digests and disk, before any byte of it is parsed. The caller
+    /// keeps the extent pinned.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -163,10 +167,21 @@ impl Snapshot {
         name: impl AsRef<Path>,
         image: Arc<dyn ReadAt>,
         tail: &Arc<dyn ReadAt>,
+        verifier: Option<&Verifier>,
     ) -> Result<Self, OpenError> {
         let path = name.as_ref();
-        let tail = Tail::open(tail, path)?;
+        let (tail, statement) = match verifier {
+            None => (tail.clone(), None),
+            Some(verifier) => {
+                let (tail, statement) = open_checked_tail(tail, path, verifier)?;
+                (tail, Some(statement))
+            }
+        };
+        let tail = Tail::open(&tail, path)?;
         let header = Header::read(&tail.container, path)?;
+        let signed = statement
+            .map(|statement| statement.of_extent(tail.digests(&header), tail.disk(), path))
+            .transpose()?;
         let read = Read::container(header, &tail.container, path)?;
         check_dense(&read.manifest, path)?;
         let overlay = match read.manifest.overlay {
@@ -174,18 +189,19 @@ impl Snapshot {
             None => None,
         };
         let (container, image) = (Arc::new(tail.container), Content::Extent(image));
-        Ok(read.into_snapshot(path, container, path.to_owned(), image, overlay))
+        let snapshot = read.into_snapshot(path, container, path.to_owned(), image, overlay);
+        Ok(Self { signed, ..snapshot })
     }
 
-    /// Reads image and writable disk, and checks that they are the files that were signed. Without
-    /// a verifier at the opening there is nothing to check.
+    /// Reads image and writable disk, and checks that they are what was signed. Without a verifier
+    /// at the opening there is nothing to check.
     ///
     /// # Errors
     /// [`OpenError`].
     pub fn check_signed_files(&self) -> Result<(), OpenError> {
-        let Some(statement) = &self.statement else { return Ok(()) };
+        let Some(signed) = &self.signed else { return Ok(()) };
         let overlay = self.overlay.as_ref().map(|overlay| overlay as &dyn ReadAt);
-        statement.check_files(&self.image, overlay, &self.path)
+        signed.check(&self.image, overlay, &self.path)
     }
 
     /// The path that the snapshot was opened at. The path may name another snapshot by now.
@@ -240,11 +256,7 @@ impl Snapshot {
     /// [`PackedError`] when it is damaged, or not of this snapshot.
     pub fn packed(&self, kind: PackedFile) -> Result<Option<&Packed>, PackedError> {
         let slot = &self.packed[kind.index()];
-        if let Some(packed) = slot.get() {
-            return Ok(packed.as_ref());
-        }
-        let packed = self.open_packed(kind)?;
-        Ok(slot.get_or_init(|| packed).as_ref())
+        Ok(get_or_try_init(slot, || self.open_packed(kind))?.as_ref())
     }
 
     /// The packed file, if [`packed`](Self::packed) returned it before.
@@ -360,7 +372,7 @@ impl Read {
             header,
             container,
             container_path,
-            statement: None,
+            signed: None,
             image_again: None,
             packed_files: Default::default(),
             packed: Default::default(),

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::container::Header;
 use crate::error::OpenError;
 use crate::manifest::{ImageKind, Manifest};
 use crate::read_at::{Part, ReadAt};
@@ -22,6 +23,11 @@ const TAIL_HEADER_LEN: u64 = HEAD_LEN as u64;
 const RUN_LEN: u64 = 16;
 /// Maximum number of runs of a writable disk. It limits what a reader allocates.
 pub(crate) const MAX_RUNS: u64 = 1 << 20;
+
+/// The most bytes of a tail before the container.
+pub(crate) const fn max_table_len() -> u64 {
+    TAIL_HEADER_LEN + MAX_RUNS * RUN_LEN
+}
 
 /// The header of a tail.
 #[derive(Clone, Debug)]
@@ -127,6 +133,16 @@ impl Tail {
     pub(crate) fn open(tail: &Arc<dyn ReadAt>, path: &Path) -> Result<Self, OpenError> {
         let header = TailHeader::read(tail, path)?;
         Ok(Self { container: Part { whole: tail.clone(), range: header.container() }, header })
+    }
+
+    /// The offset of the digests in the tail, by the container's header.
+    pub(crate) fn digests(&self, header: &Header) -> u64 {
+        self.container.range.start + header.range(Section::Digests).start
+    }
+
+    /// The bytes that are stored of the writable disk.
+    pub(crate) fn disk(&self) -> Part<Arc<dyn ReadAt>> {
+        Part { whole: self.container.whole.clone(), range: self.header.data() }
     }
 
     /// The writable disk of `len` bytes.

@@ -68,7 +68,7 @@ impl<F: FnMut(Passed) -> Sealed> Freeze for Hostile<F> {
     type Error = FreezeError;
 
     fn write(&mut self, _: Begin, _: Vec<OwnedFd>) -> Result<Begun, FreezeError> {
-        Ok(Begun::Extent { guest_bytes: GUEST, tail_bytes: TAIL })
+        Ok(Begun::Extent { guest_bytes: GUEST, tail_bytes: TAIL, disk_bytes: 0 })
     }
 
     fn seal(&mut self, _: Seal, files: Vec<OwnedFd>) -> Sealed {
@@ -84,7 +84,7 @@ impl<F: FnMut(Passed) -> Sealed> Freeze for Hostile<F> {
 impl Managed {
     fn freeze_from<M: Freeze>(&self, machine: &mut M) -> Result<FreezeReport, NotFrozen<M::Error>> {
         let begin = Begin { target: Target::Extent, function: None };
-        into_pool(machine, &self.socket(), "hello", begin, LIMIT)
+        into_pool(machine, &self.socket(), "hello", begin, None, LIMIT)
     }
 
     /// Has an honest machine write the snapshot.

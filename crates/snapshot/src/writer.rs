@@ -82,6 +82,7 @@ impl Writer {
                 let answer = Begun::Extent {
                     guest_bytes: plan.guest_bytes(),
                     tail_bytes: plan.tail_bytes(),
+                    disk_bytes: plan.disk_bytes(),
                 };
                 (Parts::Extent(plan), answer)
             }

@@ -13,13 +13,13 @@ const MEMORY: u64 = 256 * MIB;
 /// All planners for a snapshot in a pool.
 const PLANNERS: [&str; 3] = ["pass", "pass_shared", "firn"];
 
-fn serve(world: &World, medium: &str, socket: &Path) -> Monitor {
+pub(crate) fn serve(world: &World, medium: &str, socket: &Path) -> Monitor {
     let manager = world.firn(["pool", "serve", "--medium", medium, "--socket"]).arg(socket);
     manager.start().ready()
 }
 
 /// Boots hello and freezes it into the pool.
-fn freeze_into(world: &World, socket: &Path) {
+pub(crate) fn freeze_into(world: &World, socket: &Path) {
     let boot = world.firn(["boot", "--name", "first", "--memory", "256M"]);
     let mut monitor = boot.arg(HELLO.write(&world.work())).start().ready();
     let answer = world.firn(["invoke", "first", HELLO.input_a]).run();
@@ -104,7 +104,7 @@ fn one_sealed_snapshot_serves_microvms_at_once_and_keeps_its_bytes() {
 }
 
 /// The lab's /dev/dax0.0, elsewhere a file.
-fn medium(world: &World) -> PathBuf {
+pub(crate) fn medium(world: &World) -> PathBuf {
     let make = |medium: &Path, options: &[&str]| {
         world.firn(["pool", "create", "--medium"]).arg(medium).args(options).run().ok();
     };

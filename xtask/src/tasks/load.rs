@@ -25,7 +25,7 @@ const SHORT: &str = "500";
 /// hour.
 const REQUESTS: &str = "requests_beside_kills";
 const MANAGER: &str = "a_killed_manager";
-const SIGNED: &str = "a_snapshot_without_its_signature";
+const SIGNED: &str = "without_its_signature";
 
 pub(super) fn test(context: &Context) -> Result<()> {
     let Context { runner, paths, host } = context;

@@ -180,7 +180,7 @@ fn load_runs_on_players_and_on_guests() {
     let short = commands("test-load-short", host(true, false));
     assert_eq!(short[..2], [build.clone(), players[0].clone()]);
     let requests = format!(
-        "{} requests_beside_kills a_killed_manager a_snapshot_without_its_signature",
+        "{} requests_beside_kills a_killed_manager without_its_signature",
         players[1].replace("10000", "500")
     );
     assert_eq!(short[2], requests);

@@ -7,7 +7,7 @@ use firn_memory::{AnonymousError, DiscardError, GuestMemory};
 use firn_player::format::{OWN, PROGRAM};
 use firn_snapshot::{
     AttachError, Destination, FreezeReport, FreezeRequest, FunctionInfo, NotFrozenError, OpenError,
-    Profile, Snapshot, set_profile,
+    Profile, Signer, Snapshot, set_profile, sign,
 };
 use firn_vmm::{FreezeError, Microvm, OpenKvm, OpenKvmError, PrepareError, UserRegisters};
 use thiserror::Error;
@@ -59,17 +59,33 @@ pub fn freeze(
     destination: Destination,
     dense: bool,
 ) -> Result<FreezeReport, FreezePlayerError> {
+    freeze_signed(inputs, options, kvm, destination, dense, None)
+}
+
+/// The same, with a signature if there is a signer.
+///
+/// # Errors
+/// See [`FreezePlayerError`].
+pub fn freeze_signed(
+    inputs: &PlayerInputs,
+    options: &PlayerOptions,
+    kvm: &Path,
+    destination: Destination,
+    dense: bool,
+    signer: Option<&Signer>,
+) -> Result<FreezeReport, FreezePlayerError> {
     let (mut microvm, function) = prepare(inputs, options, kvm)?;
     let path = match &destination {
         Destination::Directory(path) => Some(path.clone()),
         Destination::Pool { .. } => None,
     };
     let request = FreezeRequest { destination, dense, function: Some(function) };
-    let report = firn_snapshot::freeze(&mut microvm, request)?;
+    let report = firn_snapshot::freeze_signed(&mut microvm, request, signer)?;
     if let (Some(path), Some(free)) = (path, inputs.free()) {
         let snapshot = Snapshot::open(&path)?;
         let profile = snapshot.profile_or_empty()?;
         set_profile(&path, &Profile { free: Some(free.to_ranges()), ..profile })?;
+        signer.map_or(Ok(()), |signer| sign(&path, signer))?;
     }
     Ok(report)
 }

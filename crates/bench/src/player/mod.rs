@@ -16,7 +16,7 @@ mod page_tables;
 
 pub use elf::{PlayerElf, PlayerElfError, elf};
 pub(crate) use freeze::prepare;
-pub use freeze::{FreezePlayerError, freeze};
+pub use freeze::{FreezePlayerError, freeze, freeze_signed};
 pub use inputs::{PlayerInputs, PlayerInputsError};
 pub use memory::PlayerMemoryError;
 pub use options::{GapFactor, Leaves, MediumModel, ParseOptionError, PlayerOptions, Repeats};

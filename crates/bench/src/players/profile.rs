@@ -49,7 +49,7 @@ pub(super) fn attach(
         let snapshot = pooled.manifest().description.id;
         drop((pooled, grant));
         let profile = Profile { snapshot, ..profile.clone() };
-        if let Some(note) = set_pooled_profile(socket, name, &profile)? {
+        if let Some(note) = set_pooled_profile(socket, name, &profile, None, None)? {
             progress.note(&note);
         }
     }

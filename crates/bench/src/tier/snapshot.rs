@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use firn_snapshot::{OpenError, PackedFile, Snapshot};
+use firn_snapshot::{OpenError, PackedFile, Snapshot, Verifier};
 use thiserror::Error;
 
 use super::{GRANULE, TierMedium};
@@ -36,13 +36,13 @@ pub enum SnapshotSizeError {
 }
 
 impl SnapshotSize {
-    /// The size of the snapshot in a directory.
+    /// The size of the snapshot in a directory, which the verifier confirms if there is one.
     ///
     /// # Errors
     ///
     /// [`SnapshotSizeError`].
-    pub fn of(path: &Path) -> Result<Self, SnapshotSizeError> {
-        let snapshot = Snapshot::open(path)?;
+    pub fn of(path: &Path, verifier: Option<&Verifier>) -> Result<Self, SnapshotSizeError> {
+        let snapshot = Snapshot::open_signed(path, verifier)?;
         let failed = |path: &Path| {
             let path = path.to_owned();
             |source| SnapshotSizeError::Read { path, source }

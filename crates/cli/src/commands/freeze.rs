@@ -76,9 +76,6 @@ pub(crate) fn run(arguments: &FreezeArgs) -> anyhow::Result<ExitCode> {
         );
     }
     let signer = arguments.signing.signer(&arguments.tenant.tenant)?;
-    if signer.is_some() && pool.is_some() {
-        bail!("--signing-key needs a directory: snapshots in a pool are not signed");
-    }
     let destination = destination(pool.as_ref(), &snapshot)?;
     let instance = Instances::of_user().find(&arguments.name)?;
     let report = freeze(&instance, destination, arguments.dense, arguments.keep, signer.as_ref())?;

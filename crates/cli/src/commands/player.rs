@@ -7,13 +7,16 @@ use anyhow::Context;
 use clap::Args;
 use serde::Serialize;
 
-use firn_bench::player::{GapFactor, Leaves, PlayerInputs, PlayerOptions, Repeats, elf, freeze};
+use firn_bench::player::{
+    GapFactor, Leaves, PlayerInputs, PlayerOptions, Repeats, elf, freeze_signed,
+};
 use firn_bench::traces::{NamedTrace, load};
 use firn_snapshot::FreezeReport;
 use firn_vmm::KVM_DEVICE;
 
 use crate::output;
 use crate::pool_at;
+use crate::signature_args::{SignerArgs, TenantArgs};
 use crate::snapshot_args::destination;
 
 /// Arguments of `firn player`.
@@ -41,12 +44,16 @@ pub(crate) struct PlayerArgs {
     #[arg(long, value_name = "PATH")]
     out: PathBuf,
     /// Build an ELF kernel instead, for any monitor that boots Linux
-    #[arg(long, conflicts_with_all = ["dense", "pool"])]
+    #[arg(long, conflicts_with_all = ["dense", "pool", "signing_key"])]
     elf: bool,
     /// Freeze into this pool: its medium, whose manager is started if none runs, or its manager's
     /// socket
     #[arg(long, value_name = "PATH")]
     pool: Option<PathBuf>,
+    #[command(flatten)]
+    signing: SignerArgs,
+    #[command(flatten)]
+    tenant: TenantArgs,
     /// Leaves of the guest's own page tables: recorded, 4k or 2m
     #[arg(long, value_name = "LEAVES", default_value_t = Leaves::Recorded)]
     leaves: Leaves,
@@ -133,7 +140,9 @@ pub(crate) fn run(arguments: &PlayerArgs) -> anyhow::Result<ExitCode> {
     }
     let pool = arguments.pool.as_deref().map(pool_at::open).transpose()?;
     let destination = destination(pool.as_ref(), &arguments.out)?;
-    let freeze = freeze(&inputs, &options, &arguments.kvm, destination, arguments.dense)?;
+    let signer = arguments.signing.signer(&arguments.tenant.tenant)?;
+    let (kvm, dense) = (&arguments.kvm, arguments.dense);
+    let freeze = freeze_signed(&inputs, &options, kvm, destination, dense, signer.as_ref())?;
     let answer =
         Answer { inputs: InputAnswer::of(&inputs), snapshot: arguments.out.clone(), freeze };
     if arguments.json {

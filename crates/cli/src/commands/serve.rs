@@ -83,7 +83,7 @@ pub(crate) struct ServeArgs {
     /// Sign the snapshots of each tenant with a key of its own in this directory, which is made by
     /// the tenant's first snapshot, and refuse a snapshot without such a signature before anything
     /// of it is parsed [default: snapshots are not signed]
-    #[arg(long, value_name = "DIR", conflicts_with = "pool")]
+    #[arg(long, value_name = "DIR")]
     snapshot_keys: Option<PathBuf>,
     /// Planner of functions that do not choose one [default: the best that works on this host,
     /// chosen for each version when it is frozen]

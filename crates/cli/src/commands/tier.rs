@@ -13,6 +13,7 @@ use firn_bench::tier::{Price, ProbeConfig, SnapshotSize, Space, Tier, TierList, 
 
 use super::bench::measure;
 use crate::output;
+use crate::signature_args::VerifierArgs;
 
 /// Commands of `firn tier`.
 #[derive(Debug, Subcommand)]
@@ -97,6 +98,8 @@ pub(crate) struct ListArgs {
     /// Also show what this snapshot takes and costs on each tier
     #[arg(long, value_name = "DIR")]
     snapshot: Option<PathBuf>,
+    #[command(flatten)]
+    signed: VerifierArgs,
     /// Print one JSON array
     #[arg(long)]
     json: bool,
@@ -199,7 +202,9 @@ fn add(arguments: &AddArgs) -> anyhow::Result<()> {
 }
 
 fn list(arguments: &ListArgs) -> anyhow::Result<()> {
-    let size = arguments.snapshot.as_deref().map(SnapshotSize::of).transpose()?;
+    let verifier = arguments.signed.verifier()?;
+    let size = |path| SnapshotSize::of(path, verifier.as_ref());
+    let size = arguments.snapshot.as_deref().map(size).transpose()?;
     let list = TierList::read(&file()?)?;
     let listed = list.tiers().iter().map(|tier| {
         let (space, error) = match tier.check() {

@@ -8,10 +8,12 @@ use firn_base::{error_chain, format_bytes, format_milliseconds, nanoseconds};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use firn_snapshot::{VerifyReport, protect, sign, verify_signed};
+use firn_snapshot::{VerifyReport, protect, sign, verify_pooled, verify_signed};
 
 use crate::output;
+use crate::pool_at;
 use crate::signature_args::{SignerArgs, VerifierArgs};
+use crate::snapshot_args::name;
 
 /// Arguments of `firn verify`.
 #[derive(Debug, Args)]
@@ -20,10 +22,15 @@ use crate::signature_args::{SignerArgs, VerifierArgs};
   firn verify --json snapshots/hello
   firn verify --protect copies/hello
   firn verify --verify-key alice.pub --tenant alice copies/hello
-  firn verify --signing-key alice.pem --tenant alice copies/hello")]
+  firn verify --signing-key alice.pem --tenant alice copies/hello
+  firn verify --pool pool.sock --verify-key alice.pub --tenant alice hello")]
 pub(crate) struct VerifyArgs {
-    /// Directory of the snapshot
+    /// Directory of the snapshot, or its name where --pool is given
     snapshot: PathBuf,
+    /// The pool that the snapshot is in: its medium, whose manager is started where none runs, or
+    /// its manager's socket. With --signing-key the pool needs room for the snapshot twice
+    #[arg(long, value_name = "PATH", conflicts_with = "protect")]
+    pool: Option<PathBuf>,
     /// If all is whole, protect the files with fs-verity where the file system supports it, and
     /// record their digests: for a snapshot that was copied, or frozen by an older firn
     #[arg(long)]
@@ -65,28 +72,7 @@ struct Checked {
 }
 
 pub(crate) fn run(arguments: &VerifyArgs) -> anyhow::Result<ExitCode> {
-    let verifier = arguments.signed.verifier()?;
-    let signer = arguments.signing.signer(arguments.signed.tenant())?;
-    let path = &arguments.snapshot;
-    let bar = ProgressBar::no_length().with_style(
-        ProgressStyle::with_template("verifying {wide_bar} {bytes}/{total_bytes} {eta}")
-            .unwrap_or_else(|_| ProgressStyle::default_bar()),
-    );
-    let mut progress = |done, total| {
-        bar.set_length(total);
-        bar.set_position(done);
-    };
-    let checked_or_not = if arguments.protect {
-        protect(path, verifier.as_ref(), &mut progress).map_err(anyhow::Error::from)
-    } else {
-        verify_signed(path, verifier.as_ref(), &mut progress).map_err(anyhow::Error::from)
-    };
-    // What is whole is signed.
-    let result = checked_or_not.and_then(|report| {
-        signer.as_ref().map_or(Ok(()), |signer| sign(path, signer))?;
-        Ok(report)
-    });
-    bar.finish_and_clear();
+    let result = check(arguments);
     if arguments.json {
         let (report, error) = match &result {
             Ok(report) => (Some(checked(report)), None),
@@ -108,6 +94,32 @@ pub(crate) fn run(arguments: &VerifyArgs) -> anyhow::Result<ExitCode> {
         protection(&report.protected),
     ));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Checks the snapshot, and signs it if it is whole and a key is given.
+fn check(arguments: &VerifyArgs) -> anyhow::Result<VerifyReport> {
+    let verifier = arguments.signed.verifier()?;
+    let signer = arguments.signing.signer(arguments.signed.tenant())?;
+    let (path, verifier, signer) = (&arguments.snapshot, verifier.as_ref(), signer.as_ref());
+    if let Some(pool) = &arguments.pool {
+        let pool = pool_at::open(pool)?;
+        return Ok(verify_pooled(pool.socket(), name(path)?, verifier, signer)?);
+    }
+    let bar = ProgressBar::no_length().with_style(
+        ProgressStyle::with_template("verifying {wide_bar} {bytes}/{total_bytes} {eta}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar()),
+    );
+    let mut progress = |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    };
+    let report = if arguments.protect {
+        protect(path, verifier, &mut progress)?
+    } else {
+        verify_signed(path, verifier, &mut progress)?
+    };
+    signer.map_or(Ok(()), |signer| sign(path, signer))?;
+    Ok(report)
 }
 
 /// Which files fs-verity protects.

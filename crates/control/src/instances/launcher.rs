@@ -380,11 +380,10 @@ impl Launcher {
         let (place, owner) = (self.place(version), version.owner.clone());
         let frozen_place = place.clone();
         let freezing = blocking(move || {
-            let mut signer = None;
+            let keys = launcher.keys.as_ref();
+            let signer = keys.map(|keys| keys.signer(owner.as_deref())).transpose()?;
             let destination = match frozen_place {
                 SnapshotPlace::Directory(name) => {
-                    let keys = launcher.keys.as_ref();
-                    signer = keys.map(|keys| keys.signer(owner.as_deref())).transpose()?;
                     Destination::Directory(launcher.snapshots.join(name))
                 }
                 SnapshotPlace::Pool(name) => {
@@ -492,11 +491,7 @@ impl Launcher {
     ) -> Result<ThawSpec, LaunchError> {
         let source = match &key.place {
             SnapshotPlace::Directory(name) => {
-                let source = SourceSpec::directory(&self.snapshots.join(name), descriptors)?;
-                match &self.keys {
-                    Some(keys) => source.signed(keys.verifier(key.owner.as_deref())?),
-                    None => source,
-                }
+                SourceSpec::directory(&self.snapshots.join(name), descriptors)?
             }
             SnapshotPlace::Pool(name) if connected => {
                 SourceSpec::pool_of_standby(name, Verify::Once)
@@ -504,6 +499,10 @@ impl Launcher {
             SnapshotPlace::Pool(name) => {
                 SourceSpec::pool(&self.pool_socket(name)?, name, Verify::Once, descriptors)?
             }
+        };
+        let source = match &self.keys {
+            Some(keys) => source.signed(keys.verifier(key.owner.as_deref())?),
+            None => source,
         };
         let root = OpenedFile::open(&key.root, descriptors)?;
         Ok(ThawSpec {

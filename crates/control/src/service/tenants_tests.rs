@@ -292,8 +292,7 @@ async fn a_snapshot_is_thawed_with_the_key_of_its_owner() {
     std::fs::write(folder.path().join("root"), "").unwrap();
     // A daemon parses no snapshot.
     std::fs::write(snapshot.join("snapshot.firn"), "").unwrap();
-    let thaw = |owner: Option<String>| {
-        let place = SnapshotPlace::Directory("s".to_owned());
+    let thaw_from = |place: SnapshotPlace, owner: Option<String>| {
         let root = folder.path().join("root");
         let key = ThawKey {
             place,
@@ -303,14 +302,17 @@ async fn a_snapshot_is_thawed_with_the_key_of_its_owner() {
             disk: 0,
             network: false,
         };
-        launcher.thaw_spec(&key, false, &mut Descriptors::default())
+        // A standby monitor is connected to the pool's manager already.
+        launcher.thaw_spec(&key, true, &mut Descriptors::default())
     };
+    let thaw = |owner| thaw_from(SnapshotPlace::Directory("s".to_owned()), owner);
     assert!(matches!(thaw(version.owner.clone()), Err(LaunchError::Key(_))));
     let keys = launcher.keys.as_ref().unwrap();
     let signer = keys.signer(version.owner.as_deref()).unwrap();
-    let SourceSpec::Directory { verifier, .. } = thaw(version.owner).unwrap().source else {
-        panic!("not in a directory")
-    };
-    assert_eq!(verifier.as_deref(), Some(&signer.verifier()));
-    assert!(matches!(thaw(None), Err(LaunchError::Key(_))));
+    for place in [SnapshotPlace::Directory("s".to_owned()), SnapshotPlace::Pool("s".to_owned())] {
+        let source = thaw_from(place.clone(), version.owner.clone()).unwrap().source;
+        let (SourceSpec::Directory { verifier, .. } | SourceSpec::Pool { verifier, .. }) = source;
+        assert_eq!(verifier.as_deref(), Some(&signer.verifier()));
+        assert!(matches!(thaw_from(place, None), Err(LaunchError::Key(_))));
+    }
 }

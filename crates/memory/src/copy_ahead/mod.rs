@@ -25,7 +25,7 @@ use std::path::Path;
 
 use firn_base::PageRange;
 use firn_snapshot::{
-    ClientError, Grant, OpenError, OpenPooledError, Profile, Snapshot, Verify, open_pooled,
+    Checks, ClientError, Grant, OpenError, OpenPooledError, Profile, Snapshot, open_pooled,
 };
 use prediction::Prediction;
 use thiserror::Error;
@@ -103,18 +103,19 @@ pub fn learn(
 }
 
 /// Has the pool's manager make copies by a new profile of the snapshot `name`, so that the next
-/// start finds one ready.
+/// start finds one ready. `checks` are those of its opening.
 ///
 /// # Errors
 ///
 /// [`OpenPooledError`]: copies are made at the first start instead.
-pub fn prepare_copies(
+pub fn prepare_copies<'a>(
     socket: &Path,
     name: &str,
+    checks: impl Into<Checks<'a>>,
     rule: Rule,
     profile: &Profile,
 ) -> Result<(), OpenPooledError> {
-    let (snapshot, mut grant) = open_pooled(socket, name, Verify::Never)?;
+    let (snapshot, mut grant) = open_pooled(socket, name, checks)?;
     let rule = rule.for_medium(grant.extent().private);
     store_first(&snapshot, &mut grant, rule, profile)?;
     Ok(())

@@ -25,7 +25,7 @@ pub(crate) use firecracker::Firecracker;
 pub(crate) use firn::Firn;
 #[cfg(test)]
 pub(crate) use firn::plan as firn_plan;
-pub use packing::{PackError, PackReport, Packing, pack};
+pub use packing::{PackError, PackReport, Packing, pack, pack_signed};
 pub(crate) use pass::Pass;
 pub(crate) use pass_shared::PassShared;
 pub use preloaded::Preloaded;

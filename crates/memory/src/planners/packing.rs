@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use firn_base::PageRange;
-use firn_snapshot::{AttachError, OpenError, PackedFile, Snapshot, recipe_of};
+use firn_snapshot::{AttachError, OpenError, PackedFile, Snapshot, Verifier, recipe_of};
 use serde::Serialize;
 use thiserror::Error;
 
@@ -67,7 +67,20 @@ pub enum PackError {
 ///
 /// [`PackError`].
 pub fn pack(path: &Path, planner: &dyn Planner) -> Result<Option<PackReport>, PackError> {
-    let snapshot = Snapshot::open(path)?;
+    pack_signed(path, planner, None)
+}
+
+/// The same, if the verifier confirms the snapshot where there is one.
+///
+/// # Errors
+///
+/// [`PackError`].
+pub fn pack_signed(
+    path: &Path,
+    planner: &dyn Planner,
+    verifier: Option<&Verifier>,
+) -> Result<Option<PackReport>, PackError> {
+    let snapshot = Snapshot::open_signed(path, verifier)?;
     let profile = snapshot.profile()?;
     let input = PlanInput {
         layout: &snapshot.manifest().layout,
@@ -85,7 +98,7 @@ pub fn pack(path: &Path, planner: &dyn Planner) -> Result<Option<PackReport>, Pa
     let packed = snapshot.packed(file).ok().flatten();
     let was_there = packed.is_some_and(|packed| packed.recipe() == recipe);
     if !was_there {
-        firn_snapshot::pack(path, file, recipe, &runs)?;
+        firn_snapshot::pack(&snapshot, file, recipe, &runs)?;
     }
     Ok(Some(PackReport {
         planner: planner.name(),

@@ -5,12 +5,9 @@
 
 use std::fmt::{self, Write};
 use std::io;
-use std::mem::zeroed;
-use std::os::fd::BorrowedFd;
-use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use firn_base::PAGE_SIZE;
+use firn_base::{PAGE_SIZE, end_with, handle_signal};
 use libc::{c_int, c_void, siginfo_t};
 
 use super::{VERITY, is_protected, maps};
@@ -80,17 +77,9 @@ fn guest_page(address: u64) -> Option<u64> {
 /// # Errors
 /// The handler cannot be installed.
 pub fn install() -> io::Result<()> {
-    // SAFETY: all zeros is an empty mask and no flags.
-    let mut action: libc::sigaction = unsafe { zeroed() };
-    action.sa_sigaction = on_sigbus as extern "C" fn(c_int, *mut siginfo_t, *mut c_void) as usize;
     // A second SIGBUS, in the handler itself, kills the process.
-    action.sa_flags = libc::SA_SIGINFO | libc::SA_RESETHAND;
     // SAFETY: the handler only calls async-signal-safe functions.
-    let failed = unsafe { libc::sigaction(libc::SIGBUS, &raw const action, null_mut()) } != 0;
-    if failed {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
+    unsafe { handle_signal(libc::SIGBUS, on_sigbus, libc::SA_RESETHAND) }
 }
 
 extern "C" fn on_sigbus(signal: c_int, info: *mut siginfo_t, _: *mut c_void) {
@@ -104,13 +93,7 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut siginfo_t, _: *mut c_void) {
     }
     // SAFETY: a SIGBUS that the kernel generated has an address.
     let address = unsafe { info.si_addr() };
-    let report = Report::of(address.addr() as u64);
-    // SAFETY: standard error may be closed, and then the write fails.
-    let stderr = unsafe { BorrowedFd::borrow_raw(libc::STDERR_FILENO) };
-    // A failure cannot be reported anywhere else.
-    let _ = rustix::io::write(stderr, report.bytes());
-    // SAFETY: it ends the process and runs no code of it.
-    unsafe { libc::_exit(1) };
+    end_with(Report::of(address.addr() as u64).bytes())
 }
 
 /// A line of limited length.

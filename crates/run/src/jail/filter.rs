@@ -12,10 +12,9 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use firn_base::ErrorChain;
+use firn_base::{ErrorChain, end_with, handle_signal};
 use libc::{c_int, c_long, c_void, siginfo_t};
 use seccompiler::SeccompCmpArgLen::{Dword, Qword};
 use seccompiler::SeccompCmpOp::{Eq, MaskedEq, Ne};
@@ -143,7 +142,8 @@ static FILTERED: AtomicBool = AtomicBool::new(false);
 
 /// Applies the first filter to this process, which has one thread.
 pub(super) fn apply() -> io::Result<()> {
-    name_denied_calls()?;
+    // SAFETY: the handler only calls async-signal-safe functions.
+    unsafe { handle_signal(libc::SIGSYS, on_denied, 0) }?;
     let applied = || {
         install(allowed()?, SeccompAction::Trap, SeccompAction::Allow)?;
         let fail = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
@@ -262,19 +262,6 @@ fn all(conditions: &[(u8, SeccompCmpArgLen, SeccompCmpOp, u64)]) -> Result<Secco
     Ok(SeccompRule::new(conditions.collect::<std::result::Result<_, _>>()?)?)
 }
 
-/// Ends this process at a call that is denied, with a line that names the call.
-fn name_denied_calls() -> io::Result<()> {
-    // SAFETY: all zeros is an empty mask and no flags.
-    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    action.sa_sigaction = on_denied as extern "C" fn(c_int, *mut siginfo_t, *mut c_void) as usize;
-    action.sa_flags = libc::SA_SIGINFO;
-    // SAFETY: the handler only calls async-signal-safe functions.
-    match unsafe { libc::sigaction(libc::SIGSYS, &raw const action, std::ptr::null_mut()) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// The beginning of the kernel's siginfo of SIGSYS (sigaction(2)), which libc does not have.
 #[repr(C)]
 struct Denied {
@@ -283,6 +270,7 @@ struct Denied {
     call: c_int,
 }
 
+/// Ends this process at a call that is denied, with a line that names the call.
 extern "C" fn on_denied(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
     // SAFETY: the kernel passes a siginfo of this signal.
     let call = unsafe { (*info.cast::<Denied>()).call };
@@ -296,12 +284,7 @@ extern "C" fn on_denied(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
         None => writeln!(rest, "firn: error: the monitor made call {call}, which its jail denies"),
     };
     let left = rest.len();
-    // SAFETY: standard error may be closed, and then the write fails.
-    let stderr = unsafe { BorrowedFd::borrow_raw(libc::STDERR_FILENO) };
-    // A failure cannot be reported anywhere else.
-    let _ = rustix::io::write(stderr, &line[..line.len() - left]);
-    // SAFETY: it ends the process and runs no code of it.
-    unsafe { libc::_exit(1) };
+    end_with(&line[..line.len() - left])
 }
 
 #[cfg(test)]

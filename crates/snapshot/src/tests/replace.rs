@@ -199,7 +199,13 @@ fn freeze_until_killed() {
 fn the_files_of_a_snapshot_stay_its_files_and_its_directory_tells_that_they_are_old() {
     let (dir, path) = destination();
     freeze_generation(&path, 1);
-    pack(&path, PackedFile::LoadingSet, 1, &[PageRange { first: 15, pages: 1 }]).unwrap();
+    pack(
+        &Snapshot::open(&path).unwrap(),
+        PackedFile::LoadingSet,
+        1,
+        &[PageRange { first: 15, pages: 1 }],
+    )
+    .unwrap();
     let (files, directory) = SnapshotFiles::open(&path).unwrap();
     assert!(directory.is_current());
     let id = files.manifest(&path, None).unwrap().description.id;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::extent::{ExtentPlan, ExtentTarget};
@@ -15,7 +16,7 @@ use crate::transfer::{Pieces, Received, Receiver, Sender};
 use crate::{
     Chunk, Contents, CpuFeatures, CpuRequirement, CpuidRegister, Description, Destination,
     DiskSource, Freeze, FreezeReport, FreezeRequest, FunctionInfo, ImageKind, Machine,
-    MemoryLayout, NotFrozen, PageSource, Snapshot,
+    MemoryLayout, NotFrozen, PageSource, ReadAt, Snapshot,
 };
 
 /// Guest memory in a vector.
@@ -111,6 +112,30 @@ impl Managed {
     }
 }
 
+/// Bytes in a vector, which another process can change.
+#[derive(Debug)]
+pub(crate) struct Bytes(pub(crate) Mutex<Vec<u8>>);
+
+impl Bytes {
+    pub(crate) fn new(bytes: Vec<u8>) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(bytes)))
+    }
+}
+
+impl ReadAt for Bytes {
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.0.lock().len() as u64)
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let bytes = self.0.lock();
+        let rest = usize::try_from(offset).ok().and_then(|offset| bytes.get(offset..));
+        let bytes = rest.and_then(|rest| rest.get(..buf.len()));
+        buf.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}
+
 /// A temporary file with these bytes.
 pub(crate) fn file_with(bytes: &[u8]) -> File {
     let mut file = tempfile::tempfile().unwrap();
@@ -175,12 +200,12 @@ pub(crate) fn open_generation(path: &Path) -> u8 {
     let id = snapshot.manifest().description.id;
     assert_eq!(id, Uuid::from_u128(u128::from(generation)));
     let mut image = vec![0; 16 * 4096];
-    snapshot.image_file().unwrap().read_exact_at(&mut image, 0).unwrap();
+    FileExt::read_exact_at(snapshot.image_file().unwrap(), &mut image, 0).unwrap();
     snapshot.digests().check(0, &image).unwrap();
     assert!(image[15 * 4096..] == [generation; 4096]);
     assert!(!snapshot.zero_map().get(u64::from(generation) % 15));
     let mut overlay = vec![0; 8192 + usize::from(generation)];
-    crate::ReadAt::read_exact_at(snapshot.overlay().unwrap(), &mut overlay, 0).unwrap();
+    ReadAt::read_exact_at(snapshot.overlay().unwrap(), &mut overlay, 0).unwrap();
     assert!(overlay.iter().all(|&byte| byte == generation));
     generation
 }

@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::sync::OnceLock;
 
+use firn_base::get_or_try_init;
+
 /// How this host's KVM runs a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Virtualization {
@@ -22,11 +24,8 @@ impl Virtualization {
     /// /proc/cpuinfo cannot be read.
     pub fn of_host() -> io::Result<Self> {
         static FOUND: OnceLock<Virtualization> = OnceLock::new();
-        if let Some(found) = FOUND.get() {
-            return Ok(*found);
-        }
-        let found = Self::from_cpuinfo(BufReader::new(File::open("/proc/cpuinfo")?))?;
-        Ok(*FOUND.get_or_init(|| found))
+        let read = || Self::from_cpuinfo(BufReader::new(File::open("/proc/cpuinfo")?));
+        get_or_try_init(&FOUND, read).copied()
     }
 
     /// Reads the entry of the first processor only: all processors have the same flags.

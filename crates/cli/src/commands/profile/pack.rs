@@ -6,9 +6,11 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Args;
 
-use firn_memory::planners::{pack, parse};
+use firn_memory::planners::{pack_signed, parse};
+use firn_snapshot::sign;
 
 use crate::output;
+use crate::signature_args::{SignerArgs, VerifierArgs};
 
 /// Arguments of `firn profile pack`.
 #[derive(Debug, Args)]
@@ -23,6 +25,10 @@ pub(crate) struct PackArgs {
     /// The planner, as NAME[:KEY=VALUE,...]
     #[arg(long, value_name = "PLANNER")]
     planner: String,
+    #[command(flatten)]
+    signed: VerifierArgs,
+    #[command(flatten)]
+    signing: SignerArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -30,7 +36,11 @@ pub(crate) struct PackArgs {
 
 pub(crate) fn run(arguments: &PackArgs) -> anyhow::Result<ExitCode> {
     let planner = parse(&arguments.planner)?;
-    let report = pack(&arguments.snapshot, &*planner)?;
+    let verifier = arguments.signed.verifier()?;
+    let signer = arguments.signing.signer(arguments.signed.tenant())?;
+    let report = pack_signed(&arguments.snapshot, &*planner, verifier.as_ref())?;
+    // The manifest names a packed file that fs-verity protects.
+    signer.map_or(Ok(()), |signer| sign(&arguments.snapshot, &signer))?;
     let report = report.with_context(|| {
         format!("{} maps no packed file, so there is nothing to pack", planner.name())
     })?;
