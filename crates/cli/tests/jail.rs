@@ -164,11 +164,11 @@ fn a_hostile_monitor_takes_no_more_than_its_control_groups_have() {
     }
     let path = memory.path().to_owned();
     // All at once: the kernel kills the monitor in this call.
-    let captive = Captive::of(process, i32::try_from(process).unwrap());
+    let gate = Gate::of(process);
     let rights = (libc::PROT_READ | libc::PROT_WRITE).cast_unsigned().into();
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
     let arguments = [0, 1 << 30, rights, flags.cast_unsigned().into(), u64::MAX, 0];
-    captive.enter(captive.gate, libc::SYS_mmap, arguments);
+    gate.captive(i32::try_from(process).unwrap()).enter(Some((libc::SYS_mmap, arguments)));
     let _ = jailed.monitor.release();
     let error = jailed.monitor.started(Some(LIMIT)).unwrap_err();
     let text = firn_base::error_chain(&error);
@@ -183,7 +183,7 @@ fn a_hostile_monitor_takes_no_more_than_its_control_groups_have() {
 fn a_call_that_is_denied_ends_the_monitor_with_its_name_and_a_crash_with_its_signal() {
     // The first process of a pid namespace ignores signals that others send it, and not its own.
     for (call, reason) in [
-        (Some(libc::SYS_socket), "called socket, which its jail denies"),
+        (Some((libc::SYS_socket, [0; 6])), "called socket, which its jail denies"),
         (None, "the monitor ended (signal: 11 (SIGSEGV)"),
     ] {
         let Some(mut jailed) = jailed() else { return };

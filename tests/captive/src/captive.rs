@@ -127,11 +127,13 @@ impl Captive<'_> {
     }
 
     /// Lets the thread run on at a call of this number, or at an address that is not mapped.
-    pub fn enter(&self, call: Option<c_long>) {
+    pub fn enter(&self, call: Option<(c_long, [u64; 6])>) {
         ptrace::attach(self.thread).unwrap();
         assert_eq!(self.stopped(), Some(Signal::SIGSTOP));
         let mut regs = ptrace::getregs(self.thread).unwrap();
-        (regs.rax, regs.orig_rax) = (call.unwrap_or_default().cast_unsigned(), u64::MAX);
+        let (number, arguments) = call.unwrap_or_default();
+        (regs.rax, regs.orig_rax) = (number.cast_unsigned(), u64::MAX);
+        [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9] = arguments;
         regs.rip = call.map_or(0, |_| self.gate.address);
         ptrace::setregs(self.thread, regs).unwrap();
         ptrace::detach(self.thread, None).unwrap();
