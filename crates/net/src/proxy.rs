@@ -202,6 +202,12 @@ impl Proxy {
         self.resets = state.flows.iter().filter(is_valid).take(MAX_FLOWS).copied().collect();
     }
 
+    /// Resets of [`Proxy::restore`] that [`Proxy::receive`] has not returned.
+    #[must_use]
+    pub fn resets_left(&self) -> usize {
+        self.resets.len()
+    }
+
     /// What was counted so far.
     #[must_use]
     pub fn counters(&self) -> Counters {
