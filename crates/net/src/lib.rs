@@ -17,9 +17,9 @@
 //!
 //! # Bounds
 //!
-//! A guest has at most 16,384 flows. Each holds at most 256 KiB of data in each direction, and all
-//! of them 16 MiB in each direction and a page for each flow. Datagrams that wait for their socket
-//! have 1 MiB.
+//! A guest has at most 16,384 flows, 1,024 of them of datagrams. Each holds at most 256 KiB of data
+//! in each direction, and all of them 16 MiB in each direction and a page for each flow. Datagrams
+//! that wait for their socket have 1 MiB.
 //!
 //! # Clones
 //!

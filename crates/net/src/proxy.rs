@@ -30,6 +30,9 @@ use crate::tcp::{Shared, TcpFlow, ack_repr};
 
 /// The most flows of a microVM.
 const MAX_FLOWS: usize = 16_384;
+/// The most of them that are of datagrams: half of the descriptors that a monitor may have, so that
+/// connections find some.
+const MAX_DATAGRAM_FLOWS: usize = 1024;
 /// Answers that are not of a flow and wait for the guest's buffers, and their bytes.
 const MAX_ANSWERS: usize = 256;
 const MAX_ANSWER_BYTES: usize = 256 << 10;
@@ -202,6 +205,12 @@ impl Proxy {
         self.resets = state.flows.iter().filter(is_valid).take(MAX_FLOWS).copied().collect();
     }
 
+    /// Resets of [`Proxy::restore`] that [`Proxy::receive`] has not returned.
+    #[must_use]
+    pub fn resets_left(&self) -> usize {
+        self.resets.len()
+    }
+
     /// What was counted so far.
     #[must_use]
     pub fn counters(&self) -> Counters {
@@ -318,6 +327,7 @@ impl Proxy {
         let id = match self.table.find(&key) {
             Some(id) => id,
             None if self.table.len() < MAX_FLOWS && self.requests.has_room() => {
+                self.table.limit_datagram_flows(MAX_DATAGRAM_FLOWS, now, &mut self.shared);
                 let flow = DatagramFlow::new(key, kind, self.shared.resolver, now);
                 let (kind, to) = flow.target();
                 let id = self.table.insert(key, Flow::Datagram(Box::new(flow)), now);

@@ -56,6 +56,7 @@ struct Entry {
 pub(crate) struct Table {
     entries: HashMap<u64, Entry>,
     ids: HashMap<FlowKey, u64>,
+    datagram_flows: usize,
     next_id: u64,
     ready: VecDeque<u64>,
     timers: BTreeSet<(Instant, u64)>,
@@ -70,6 +71,7 @@ impl Table {
         Ok(Self {
             entries: HashMap::new(),
             ids: HashMap::new(),
+            datagram_flows: 0,
             next_id: FIRST_ID,
             ready: VecDeque::new(),
             timers: BTreeSet::new(),
@@ -102,6 +104,7 @@ impl Table {
         let id = self.next_id;
         self.next_id += 1;
         self.ids.insert(key, id);
+        self.datagram_flows += usize::from(matches!(flow, Flow::Datagram(_)));
         self.entries.insert(id, Entry { key, flow, ready: false, timer: None });
         self.update_timer(id, now);
         id
@@ -115,10 +118,32 @@ impl Table {
         }
         match &mut entry.flow {
             Flow::Tcp(flow) => flow.close(shared),
-            Flow::Datagram(flow) => flow.close(shared),
+            Flow::Datagram(flow) => {
+                flow.close(shared);
+                self.datagram_flows -= 1;
+            }
         }
         if self.entries.is_empty() {
             shared.pool.trim();
+        }
+    }
+
+    /// Ends the flow of datagrams that is the next to end anyway, if there are `most` of them.
+    pub(crate) fn limit_datagram_flows(&mut self, most: usize, now: Instant, shared: &mut Shared) {
+        while self.datagram_flows >= most {
+            let is_datagram = |(_, id): &&(Instant, u64)| {
+                self.entries.get(id).is_some_and(|entry| matches!(entry.flow, Flow::Datagram(_)))
+            };
+            let Some((at, id)) = self.timers.iter().find(is_datagram).copied() else { return };
+            let Some(entry) = self.entries.get_mut(&id) else { return };
+            if entry.flow.deadline().is_some_and(|deadline| deadline <= at) {
+                self.remove(id, shared);
+            } else {
+                // It was used since.
+                entry.timer = None;
+                self.timers.remove(&(at, id));
+                self.update_timer(id, now);
+            }
         }
     }
 

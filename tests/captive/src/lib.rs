@@ -75,6 +75,14 @@ impl Hostile {
         }
         self.denied(libc::SYS_connect, [0, 0, 16, 0, 0, 0], Some((1, &[2; 16])));
         drop(listener);
+        // A connected socket is used for no other address, whatever descriptor it is.
+        let address = [2; 16];
+        self.denied(libc::SYS_sendto, [0, 0, 0, 0, 0, 16], Some((4, &address)));
+        for call in [libc::SYS_sendmsg, libc::SYS_sendmmsg, libc::SYS_bind, libc::SYS_listen] {
+            self.denied(call, [0; 6], None);
+        }
+        self.denies_option(libc::SOL_SOCKET, libc::SO_BINDTODEVICE);
+        self.denies_option(libc::IPPROTO_IP, libc::IP_TRANSPARENT);
         let other = u64::from(std::process::id());
         self.denied(libc::SYS_kill, [other, 0, 0, 0, 0, 0], None);
         self.denied(libc::SYS_tgkill, [other, other, 0, 0, 0, 0], None);
@@ -89,6 +97,12 @@ impl Hostile {
         for call in [libc::SYS_bpf, libc::SYS_perf_event_open, libc::SYS_io_uring_setup] {
             self.denied(call, [0; 6], None);
         }
+    }
+
+    #[track_caller]
+    fn denies_option(&self, level: i32, option: i32) {
+        let [level, option] = [level, option].map(|number| number.cast_unsigned().into());
+        self.denied(libc::SYS_setsockopt, [0, level, option, 0, 0, 0], None);
     }
 
     /// Memory, and what descriptors give access to.
@@ -121,8 +135,7 @@ impl Hostile {
             self.denied(libc::SYS_fcntl, [0, command, 0, 0, 0, 0], None);
         }
         self.denied(libc::SYS_madvise, [0, chunk, libc::MADV_REMOVE as u64, 0, 0, 0], None);
-        let (level, name) = (libc::SOL_SOCKET as u64, libc::SO_ZEROCOPY as u64);
-        self.denied(libc::SYS_setsockopt, [0, level, name, 0, 0, 0], None);
+        self.denies_option(libc::SOL_SOCKET, libc::SO_ZEROCOPY);
         // A new VM, and a new userfaultfd.
         for request in [0xae01, 0xaa00] {
             for &(descriptor, _) in &descriptors {

@@ -28,6 +28,8 @@ pub(crate) struct Guest {
     sockets: SocketSet<'static>,
     wire: Wire,
     frames: u64,
+    /// Bytes of the buffers of connections that follow.
+    pub(crate) buffer: usize,
     next_port: u16,
 }
 
@@ -60,7 +62,16 @@ impl Guest {
         interface.routes_mut().add_default_ipv4_route(network.ipv4.gateway).unwrap();
         let sockets = SocketSet::new(Vec::new());
         let proxy = new_proxy(link);
-        Self { proxy, link, interface, sockets, wire, frames: 0, next_port: 40_000 }
+        Self {
+            proxy,
+            link,
+            interface,
+            sockets,
+            wire,
+            frames: 0,
+            buffer: 256 << 10,
+            next_port: 40_000,
+        }
     }
 
     /// Returns the old one.
@@ -71,7 +82,7 @@ impl Guest {
     }
 
     pub(crate) fn connect(&mut self, address: Ipv4Addr, port: u16) -> SocketHandle {
-        let buffer = || tcp::SocketBuffer::new(vec![0; 256 << 10]);
+        let buffer = || tcp::SocketBuffer::new(vec![0; self.buffer]);
         let mut socket = tcp::Socket::new(buffer(), buffer());
         self.next_port += 1;
         socket.connect(self.interface.context(), (address, port), self.next_port).unwrap();

@@ -3,6 +3,7 @@
 
 mod guest;
 mod hostile;
+mod memory;
 mod timeouts;
 
 use std::io::{Read, Write};
@@ -124,11 +125,12 @@ fn a_thaw_resets_the_connections_of_the_snapshot() {
     guest.replace_proxy();
     guest.proxy.restore(&state);
     assert!(guest.proxy.has_frames());
+    assert_eq!(guest.proxy.resets_left(), 2);
     assert_eq!(guest.proxy.save(), state, "a freeze before the guest has run loses nothing");
     guest.run(|guest| {
         [open, opening].iter().all(|socket| guest.tcp(*socket).state() == State::Closed)
     });
-    assert_eq!(guest.proxy.save().connections(), 0);
+    assert_eq!((guest.proxy.save().connections(), guest.proxy.resets_left()), (0, 0));
 }
 
 #[test]

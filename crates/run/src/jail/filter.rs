@@ -79,8 +79,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_getsockopt,
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
-    libc::SYS_sendmsg,
-    libc::SYS_sendto,
     libc::SYS_shutdown,
     // Events and time.
     libc::SYS_clock_gettime,
@@ -124,6 +122,10 @@ const USERFAULTFD_NEW: u64 = 0xaa00;
 const MEASURE_VERITY: u64 = 0xc004_6686;
 /// Offloads of a tap device (Linux Documentation/networking/tuntap.rst).
 const TUNSETOFFLOAD: u64 = 0x4004_54d0;
+/// Options of sockets (socket(7)): time limits in both of the kernel's forms, and the end of a
+/// connection. Not among them is `SO_ZEROCOPY`, with which a socket would read guest memory after
+/// it was unmapped, when it may be another's.
+const SOCKET_OPTIONS: [c_int; 5] = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, 66, 67, libc::SO_LINGER];
 /// The size of what `mremap` may move, and to, bytes: a chunk of guest memory.
 const CHUNK: u64 = 2 << 20;
 
@@ -184,13 +186,19 @@ fn allowed() -> Result<Rules> {
         | libc::CLONE_NEWUSER
         | libc::CLONE_NEWUTS;
     let (new, own) = (number(new), u64::from(std::process::id()));
+    let own_level = number(libc::SOL_SOCKET);
+    let socket_options: Result<_> = SOCKET_OPTIONS
+        .iter()
+        .map(|option| all(&[(1, Dword, Eq, own_level), (2, Dword, Eq, number(*option))]))
+        .collect();
     let no_lock = LOCKS.map(|command| (1, Dword, Ne, number(command)));
     rules.extend([
         (libc::SYS_fcntl, vec![all(&no_lock)?]),
         // It would free the pages of a file, and so those of a pool.
         (libc::SYS_madvise, vec![all(&[(2, Dword, Ne, number(libc::MADV_REMOVE))])?]),
-        // A socket would read guest memory after it was unmapped, when it may be another's.
-        (libc::SYS_setsockopt, vec![all(&[(2, Dword, Ne, number(libc::SO_ZEROCOPY))])?]),
+        // Without an address: to the one that the socket is connected to, which was checked.
+        (libc::SYS_sendto, vec![all(&[(4, Qword, Eq, 0)])?]),
+        (libc::SYS_setsockopt, socket_options?),
         (libc::SYS_mmap, vec![all(&[(2, Dword, MaskedEq(executable), 0)])?]),
         (libc::SYS_mprotect, vec![all(&[(2, Dword, MaskedEq(executable), 0)])?]),
         (libc::SYS_clone, vec![all(&[(0, Qword, MaskedEq(new | thread), thread)])?]),

@@ -10,7 +10,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
-    sendmsg, socketpair,
+    send, sendmsg, socketpair,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -92,19 +92,22 @@ impl Connection {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let mut chunks = body.chunks(PACKET).peekable();
-        let mut first = true;
+        let flags = flags | SendFlags::NOSIGNAL;
+        let mut with = descriptors.as_slice();
         while let Some(chunk) = chunks.next() {
-            let head = [if chunks.peek().is_some() { MORE } else { LAST }];
+            let packet = [&[if chunks.peek().is_some() { MORE } else { LAST }], chunk].concat();
+            // A monitor sends none, and its jail denies it sendmsg(2).
+            if with.is_empty() {
+                retry_on_intr(|| send(&self.0, &packet, flags))?;
+                continue;
+            }
             let mut space =
                 [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
             let mut control = SendAncillaryBuffer::new(&mut space);
-            if first && !descriptors.is_empty() {
-                control.push(SendAncillaryMessage::ScmRights(&descriptors));
-            }
-            first = false;
-            let packet = [IoSlice::new(&head), IoSlice::new(chunk)];
-            let flags = flags | SendFlags::NOSIGNAL;
-            retry_on_intr(|| sendmsg(&self.0, &packet, &mut control, flags))?;
+            control.push(SendAncillaryMessage::ScmRights(with));
+            let bytes = [IoSlice::new(&packet)];
+            retry_on_intr(|| sendmsg(&self.0, &bytes, &mut control, flags))?;
+            with = &[];
         }
         Ok(())
     }

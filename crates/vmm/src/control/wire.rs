@@ -27,15 +27,17 @@ pub(super) fn send(
 ) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
+    // A monitor sends none, and its jail denies it sendmsg(2).
+    if descriptors.is_empty() {
+        return stream.write_all(&line);
+    }
     let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if descriptors.len() > MAX_DESCRIPTORS {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    if !descriptors.is_empty() {
-        control.push(SendAncillaryMessage::ScmRights(&descriptors));
-    }
+    control.push(SendAncillaryMessage::ScmRights(&descriptors));
     let bytes = [IoSlice::new(&line)];
     let sent = retry_on_intr(|| sendmsg(stream, &bytes, &mut control, SendFlags::NOSIGNAL))?;
     stream.write_all(&line[sent..])
