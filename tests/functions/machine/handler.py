@@ -141,7 +141,7 @@ def echo(address, port, mebibytes):
 kept = []
 
 
-def connect(address, port):
+def dial(address, port):
     """Opens a connection that stays open."""
     import socket
 

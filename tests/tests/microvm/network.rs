@@ -104,10 +104,10 @@ fn a_guest_has_a_network_that_its_clones_share() {
         let boot = world.firn(["boot", "--name", "booted"]).args(options);
         let mut booted = boot.arg(workshop_folder(&world.work())).start().ready();
         echoes("booted", 8);
-        (0..20).for_each(|_| drop(ask("booted", "connect", to(port))));
+        (0..20).for_each(|_| drop(ask("booted", "dial", to(port))));
         assert_eq!(ask("booted", "use", json!({})), json!(vec!["open"; 20]));
         // What no rule allows, and no network of the internet has.
-        let event = json!({"do": "connect", "address": "10.9.0.1", "port": port ^ 1});
+        let event = json!({"do": "dial", "address": "10.9.0.1", "port": port ^ 1});
         let denied = world.ask_unchecked("booted", "machine", &event);
         denied.function_error(&["OSError"]);
         let snapshot = world.file("snapshot");
@@ -128,7 +128,7 @@ fn a_guest_has_a_network_that_its_clones_share() {
         // A clone with another policy.
         let thaw = world.firn(["thaw", "--name", "denied", "--net", "proxy"]);
         let _denied = thaw.arg(&snapshot).start().ready();
-        let event = json!({"do": "connect", "address": "10.9.0.1", "port": port});
+        let event = json!({"do": "dial", "address": "10.9.0.1", "port": port});
         world.ask_unchecked("denied", "machine", &event).function_error(&["OSError"]);
     });
 }

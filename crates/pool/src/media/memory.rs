@@ -54,23 +54,30 @@ impl Memory {
         let align = how.align.min(HUGE);
         let guarded = len.checked_add(align).ok_or(Errno::NOMEM)?;
         let (reserved, len) = (usize_of(guarded), usize_of(len));
+        let How { writable, synchronous, .. } = how;
+        let mut protection = ProtFlags::READ;
+        if writable {
+            protection |= ProtFlags::WRITE;
+        }
+        let mut shared = MapFlags::SHARED;
+        if synchronous {
+            shared = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
+            // A file system that refuses this does so after the kernel has unmapped what was at a
+            // given address, which may then become another thread's. So it is asked first.
+            // SAFETY: a new mapping at an address chosen by the kernel touches no other memory.
+            let asked = unsafe { mmap(null_mut(), len, protection, shared, &file, offset) }?;
+            // SAFETY: the mapping was made above, and is not used.
+            unsafe { munmap(asked, len) }?;
+        }
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address chosen by the kernel touches no other memory.
         let start = unsafe { mmap_anonymous(null_mut(), reserved, ProtFlags::empty(), flags) }?;
         let base = start.cast::<u8>();
         let base = base.wrapping_add(base.align_offset(usize_of(align)));
-        let How { writable, synchronous, .. } = how;
-        let memory = Self { start, reserved, base, len, writable, synchronous };
-        let mut protection = ProtFlags::READ;
-        if writable {
-            protection |= ProtFlags::WRITE;
-        }
-        let mut flags = MapFlags::FIXED;
-        flags |=
-            if synchronous { MapFlags::SHARED_VALIDATE | MapFlags::SYNC } else { MapFlags::SHARED };
-        // SAFETY: the range lies within this value's reservation.
-        unsafe { mmap(base.cast(), len, protection, flags, file, offset) }?;
-        Ok(memory)
+        // SAFETY: the range lies within the reservation. If this fails, none of it is unmapped: the
+        // range may be another thread's by then.
+        unsafe { mmap(base.cast(), len, protection, MapFlags::FIXED | shared, file, offset) }?;
+        Ok(Self { start, reserved, base, len, writable, synchronous })
     }
 
     /// Whether the mapping is MAP_SYNC.
@@ -362,3 +369,7 @@ pub(crate) fn reopen(file: &impl AsRawFd, writable: bool) -> std::io::Result<Fil
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     std::fs::OpenOptions::new().read(true).write(writable).open(path)
 }
+
+#[cfg(test)]
+#[path = "memory_tests.rs"]
+mod tests;
