@@ -31,6 +31,6 @@ fn a_mapping_that_fails_takes_no_addresses_of_other_threads() {
             drop(Memory::map(&file, 0, len, how));
         }
         done.store(true, Ordering::Relaxed);
-        others.map(|other| other.join().unwrap());
+        others.into_iter().for_each(|other| other.join().unwrap());
     });
 }
