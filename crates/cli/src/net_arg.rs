@@ -43,9 +43,9 @@ pub(crate) struct NetArgs {
     /// docs/concepts/network.md
     #[arg(long, value_name = "NETWORK", default_value = "none")]
     pub(crate) net: NetArg,
-    /// With --net proxy: allow:NETWORK, allow:NETWORK:PORT such as allow:10.0.0.0/8:5432, or the
-    /// same with deny; the first rule that matches decides, and without one the guest reaches what
-    /// is globally reachable
+    /// With --net proxy: allow:NETWORK, allow:NETWORK:PORT such as allow:10.0.0.0/8:5432 (an IPv6
+    /// network with a port in brackets), or the same with deny; the first rule that matches
+    /// decides, and without one the guest reaches what is globally reachable
     #[arg(long, value_name = "RULE")]
     egress: Vec<String>,
 }

@@ -15,7 +15,8 @@ use thiserror::Error;
 pub enum CgroupError {
     /// The controller is not mounted.
     #[error(
-        "no {0} controller is mounted, neither of cgroup version 1 nor of version 2: mount the cgroup file system"
+        "no writable hierarchy has the {0} controller, neither of cgroup version 1 nor of version 2: mount the cgroup file \
+         system with it"
     )]
     NoController(&'static str),
     /// The groups of this process cannot be read.

@@ -44,8 +44,8 @@ pub enum VerifyPooledError {
 /// `socket`. It writes a new extent and publishes it under the name in one step. Processes that
 /// have the old extent mapped keep it.
 ///
-/// If there is a verifier, it has to confirm the old snapshot. The new one is signed if there is a
-/// signer.
+/// If there is a verifier, it has to confirm the old snapshot, all of it if the new one is signed,
+/// which it is if there is a signer.
 ///
 /// # Errors
 /// [`AttachError`]; the snapshot is unchanged. If the pool has no space for both extents, the error
@@ -58,6 +58,10 @@ pub fn set_pooled_profile(
     signer: Option<&Signer>,
 ) -> Result<(), AttachError> {
     let sealed = Sealed::open(socket, name)?;
+    if verifier.is_some() && signer.is_some() {
+        // Its pages, too, have to be what was signed.
+        open_extent(name, &sealed.extent, verifier)?.check_signed_files()?;
+    }
     sealed.replace(&sealed.tail(verifier)?, Some(profile), signer)
 }
 

@@ -1,6 +1,7 @@
 use std::path::PathBuf;
 
 use firn_base::error_chain;
+use firn_pool::Medium;
 use uuid::Uuid;
 
 use super::*;
@@ -75,6 +76,24 @@ fn a_new_profile_takes_the_signature_of_a_pooled_snapshot_unless_it_is_signed_ag
     let error = world.set_profile(Some(&verifier), Some(&world.signer)).unwrap_err().to_string();
     assert!(error.contains("not signed"), "{error}");
     world.open(Some(&verifier)).unwrap_err();
+}
+
+#[test]
+fn pages_that_were_changed_are_not_signed_again() {
+    let world = World::new();
+    let verifier = world.signer.verifier();
+    world.freeze(Some(&world.signer));
+    let medium = &world.pool.medium;
+    let holds_guest_memory = |at: &u64| {
+        let mut page = [0; 4096];
+        medium.load(*at, &mut page);
+        page == [7; 4096]
+    };
+    let at = (0..64 << 20).step_by(4096).find(holds_guest_memory).unwrap();
+    medium.store(at, &[6]);
+    let error = world.set_profile(Some(&verifier), Some(&world.signer)).unwrap_err();
+    assert!(error_chain(&error).contains("is not what was signed"), "{error}");
+    assert!(world.open(Some(&verifier)).is_err());
 }
 
 #[test]

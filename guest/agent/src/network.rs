@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::AsRawFd;
+use std::path::Path;
 
 use rustix::net::netdevice::name_to_index;
 
@@ -49,8 +50,8 @@ fn bring_up_by(socket: &UdpSocket, interface: &str) -> io::Result<()> {
     unsafe { call(socket, libc::SIOCSIFFLAGS, &mut request) }
 }
 
-/// Gives an interface these addresses instead of its earlier ones, and brings it up. One that has
-/// them, as in a clone, is left alone.
+/// Gives an interface these addresses instead of its earlier ones, and brings it up. Only the
+/// gateway is set if it has the address already, as in a clone.
 pub(crate) fn set_addresses(interface: &str, addresses: &NetworkAddresses) -> io::Result<()> {
     let socket = UdpSocket::bind(ANY_V4)?;
     let mut request = named(interface);
@@ -59,7 +60,7 @@ pub(crate) fn set_addresses(interface: &str, addresses: &NetworkAddresses) -> io
     let wanted = socket_address(addresses.address);
     // SAFETY: the request wrote an address.
     if has_one && unsafe { request.ifr_ifru.ifru_addr }.sa_data == wanted.sa_data {
-        return Ok(());
+        return addresses.gateway.map_or(Ok(()), |gateway| set_gateway(&socket, gateway));
     }
     request.ifr_ifru.ifru_addr = wanted;
     // SAFETY: SIOCSIFADDR takes a pointer to an ifreq, which it reads.
@@ -68,7 +69,9 @@ pub(crate) fn set_addresses(interface: &str, addresses: &NetworkAddresses) -> io
     request.ifr_ifru.ifru_netmask = socket_address(mask.into());
     // SAFETY: SIOCSIFNETMASK takes a pointer to an ifreq, which it reads.
     unsafe { call(&socket, libc::SIOCSIFNETMASK, &mut request) }?;
-    if addresses.ipv6.is_some() {
+    // A kernel may have no IPv6.
+    let ipv6 = addresses.ipv6.filter(|_| Path::new("/proc/sys/net/ipv6").exists());
+    if ipv6.is_some() {
         // The link has one guest, so its address is valid at once.
         for setting in ["accept_dad", "accept_ra", "autoconf"] {
             fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/{setting}"), "0")?;
@@ -76,16 +79,21 @@ pub(crate) fn set_addresses(interface: &str, addresses: &NetworkAddresses) -> io
     }
     bring_up_by(&socket, interface)?;
     if let Some(gateway) = addresses.gateway {
-        // SAFETY: rtentry is plain data, for which zeros are valid.
-        let mut route: libc::rtentry = unsafe { std::mem::zeroed() };
-        route.rt_dst = socket_address(Ipv4Addr::UNSPECIFIED);
-        route.rt_genmask = socket_address(Ipv4Addr::UNSPECIFIED);
-        route.rt_gateway = socket_address(gateway);
-        route.rt_flags = libc::RTF_UP | libc::RTF_GATEWAY;
-        // SAFETY: SIOCADDRT takes a pointer to an rtentry, which it reads.
-        unless_it_exists(unsafe { call(&socket, libc::SIOCADDRT, &mut route) })?;
+        set_gateway(&socket, gateway)?;
     }
-    addresses.ipv6.map_or(Ok(()), |addresses| set_ipv6(interface, addresses))
+    ipv6.map_or(Ok(()), |addresses| set_ipv6(interface, addresses))
+}
+
+/// Sets the router to all other networks. It takes precedence over an earlier one.
+fn set_gateway(socket: &UdpSocket, gateway: Ipv4Addr) -> io::Result<()> {
+    // SAFETY: rtentry is plain data, for which zeros are valid.
+    let mut route: libc::rtentry = unsafe { std::mem::zeroed() };
+    route.rt_dst = socket_address(Ipv4Addr::UNSPECIFIED);
+    route.rt_genmask = socket_address(Ipv4Addr::UNSPECIFIED);
+    route.rt_gateway = socket_address(gateway);
+    route.rt_flags = libc::RTF_UP | libc::RTF_GATEWAY;
+    // SAFETY: SIOCADDRT takes a pointer to an rtentry, which it reads.
+    unless_it_exists(unsafe { call(socket, libc::SIOCADDRT, &mut route) })
 }
 
 fn set_ipv6(interface: &str, addresses: Ipv6Addresses) -> io::Result<()> {

@@ -24,14 +24,19 @@ fn an_interface_gets_addresses_in_place_of_earlier_ones() {
         // Gateway, and mask of the network, as the processor stores them.
         let routes = read("route");
         assert!(routes.contains("0102010A") && routes.contains("FCFFFFFF"), "{routes}");
-        // Again, and others.
+        // Again, with another gateway, and with another address.
         set_addresses(INTERFACE, &addresses).unwrap();
+        addresses.gateway = Some(Ipv4Addr::new(10, 1, 2, 2));
+        set_addresses(INTERFACE, &addresses).unwrap();
+        let routes = read("route");
+        let first = routes.lines().find(|line| line.contains("02010A")).unwrap();
+        assert!(first.contains("0202010A"), "{routes}");
         addresses.address = Ipv4Addr::new(172, 16, 0, 9);
         addresses.gateway = None;
         addresses.prefix = 0;
         set_addresses(INTERFACE, &addresses).unwrap();
         let routes = read("route");
-        assert!(!routes.contains("0102010A"), "{routes}");
+        assert!(!routes.contains("02010A"), "{routes}");
         assert!(set_addresses("eth9", &addresses).is_err());
 
         let address = "fd00::2".parse().unwrap();

@@ -30,6 +30,7 @@ use tokio::sync::Notify;
 
 use firn_base::format_bytes;
 use firn_net::Policy;
+use firn_run::StartError;
 use firn_run::cgroup::CgroupError;
 use firn_run::jail::{Jail, JailMode};
 use firn_run::{Instances, PoolManagerError};
@@ -182,6 +183,9 @@ pub enum OpenError {
     /// CPU time cannot be limited.
     #[error("cannot limit the CPU time of microVMs; without --cpu-limit it is not limited")]
     Cpus(#[from] CgroupError),
+    /// No monitor can be jailed as it has to be.
+    #[error(transparent)]
+    Jail(#[from] StartError),
 }
 
 /// Functions, their versions, and the microVMs that serve their requests.
@@ -239,6 +243,11 @@ impl Control {
             SnapshotKeys::open(path)
                 .map_err(|source| OpenError::Keys { path: path.clone(), source })
         };
+        let jail = match options.one_cpu {
+            Some(_) => Jail::with_cpu_limits(options.jail)?,
+            None => Jail::new(options.jail),
+        };
+        jail.check()?;
         let launcher = Launcher {
             program: options.program.clone(),
             instances: Instances::of_user(),
@@ -258,10 +267,7 @@ impl Control {
             processes: Arc::default(),
             scratch,
             network: options.network.clone(),
-            jail: match options.one_cpu {
-                Some(_) => Jail::with_cpu_limits(options.jail)?,
-                None => Jail::new(options.jail),
-            },
+            jail,
             cpus: options.one_cpu.map(|one| Cpus { one }),
             ready: ReadyClones::new(options.ready),
         };

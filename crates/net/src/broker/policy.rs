@@ -148,7 +148,9 @@ impl Rule {
 /// Splits `10.0.0.0/8:443` and `[2001:db8::/32]:443`; an IPv6 network without brackets has no port.
 fn split_port(text: &str) -> (&str, Option<&str>) {
     if let Some((network, rest)) = text.strip_prefix('[').and_then(|text| text.split_once(']')) {
-        return (network, if rest.is_empty() { None } else { Some(rest.trim_start_matches(':')) });
+        // What follows the bracket is nothing, or a colon and a port.
+        let port = (!rest.is_empty()).then(|| rest.strip_prefix(':').unwrap_or_default());
+        return (network, port);
     }
     match text.split_once(':') {
         Some((network, port)) if !port.contains(':') => (network, Some(port)),
@@ -162,6 +164,12 @@ fn parse_network(text: &str) -> Option<IpCidr> {
         None => (text, None),
     };
     let address = IpAddr::from_str(address).ok()?;
+    // Addresses inside IPv6 ones are taken out before a rule is compared.
+    if let IpAddr::V6(address) = address
+        && address.to_ipv4_mapped().is_some()
+    {
+        return None;
+    }
     let bits = if address.is_ipv4() { 32 } else { 128 };
     let prefix = prefix.unwrap_or(bits);
     (prefix <= bits).then(|| IpCidr::new(address.into(), prefix))

@@ -72,6 +72,13 @@ fn a_rule_that_is_not_valid_is_refused_with_the_reason() {
     for rule in ["", "allow", "permit:10.0.0.0/8", "10.0.0.0/8"] {
         assert!(matches!(error(rule), ParseRuleError::NoAction(text) if text == rule), "{rule}");
     }
+    // An address inside another is compared as what it is.
+    for rule in ["deny:[::ffff:8.8.8.8]", "deny:::ffff:0:0/96"] {
+        assert!(matches!(error(rule), ParseRuleError::InvalidNetwork(_)), "{rule}");
+    }
+    for rule in ["allow:[::1]80", "allow:[::1]::80", "allow:[::1]:"] {
+        assert!(matches!(error(rule), ParseRuleError::InvalidPort(_)), "{rule}");
+    }
     for rule in ["allow:", "allow:10.0.0.0/33", "deny:[::1/129]", "deny:10.0.0/8", "allow:a/8"] {
         assert!(matches!(error(rule), ParseRuleError::InvalidNetwork(_)), "{rule}");
     }

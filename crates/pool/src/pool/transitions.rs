@@ -287,8 +287,13 @@ impl Inner {
             }
             Ok(scrubs || joined)
         });
-        let zeros = zeros
-            .map_err(|source| MediumFailure::Io { name: medium.facts().name.clone(), source })?;
+        let zeros = zeros.map_err(|source| {
+            // A later call tries again.
+            if let Some(held) = state.held.get_mut(&granule) {
+                held.is_ending = false;
+            }
+            MediumFailure::Io { name: medium.facts().name.clone(), source }
+        })?;
         self.check(state)?;
         self.commit(state, self.superblock().record_at(granule), FREE)?;
         state.held.remove(&granule);

@@ -171,11 +171,16 @@ impl Limited {
     /// Limits the monitor's memory, bytes.
     pub(crate) fn limit_memory(&self, bytes: u64) -> Result<(), CgroupError> {
         let Some(group) = self.group("memory") else { return Ok(()) };
-        let file = match group.version() {
-            CgroupVersion::V1 => "memory.limit_in_bytes",
-            CgroupVersion::V2 => "memory.max",
+        let (memory, swap) = match group.version() {
+            CgroupVersion::V1 => ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
+            CgroupVersion::V2 => ("memory.max", "memory.swap.max"),
         };
-        group.write(file, &bytes.to_string())
+        group.write(memory, &bytes.to_string())?;
+        // Kernels that do not account for swap lack the file.
+        match group.path().join(swap).exists() {
+            true => group.write(swap, &bytes.to_string()),
+            false => Ok(()),
+        }
     }
 }
 

@@ -248,6 +248,19 @@ impl Jail {
         }
     }
 
+    /// Whether every monitor would end for lack of control groups.
+    ///
+    /// # Errors
+    /// [`StartError::Jail`].
+    pub fn check(&self) -> Result<(), StartError> {
+        match &self.missing {
+            Some(reason) if self.mode == JailMode::Require => {
+                Err(StartError::Jail { wall: Wall::Limits, reason: reason.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn with(mode: JailMode, limits: Result<Limits, CgroupError>) -> Self {
         let shared = mode != JailMode::Off && geteuid().is_root();
         let limits = limits.unwrap_or_else(|error| Limits::none(Some(error_chain(&error))));

@@ -39,6 +39,8 @@ const OWNER_OPTION: &str = "--owner";
 
 /// Bytes that are kept of what a monitor writes to standard error.
 const MAX_STDERR: u64 = 64 << 10;
+/// Notes of a monitor that are kept until they are taken.
+const MAX_NOTES: usize = 64;
 /// How often the end of a process is looked for.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -381,36 +383,51 @@ impl Monitor {
         }
     }
 
+    /// Waits for an event that is no note, at most for `limit` in all, however many notes come.
     fn receive(&mut self, limit: Option<Duration>) -> Result<Event, StartError> {
+        let begin = Instant::now();
         loop {
-            match self.event(limit)? {
-                Some(Event::Note(text)) => self.notes.push(text),
-                // The report has the answer.
-                Some(Event::Answered(_)) => {}
-                Some(event) => return Ok(event),
-                None => {
-                    let status = self.child.wait().map_err(MonitorError::Spawn)?;
-                    return Err(self.ended(status));
-                }
+            let left = limit.map(|limit| limit.saturating_sub(begin.elapsed()).max(PAUSE));
+            if limit.is_some_and(|limit| begin.elapsed() > limit) {
+                return Err(self.timed_out(limit));
+            }
+            match self.event(left) {
+                Err(StartError::TimedOut(_)) => return Err(self.timed_out(limit)),
+                event => match event? {
+                    Some(Event::Note(text)) => {
+                        if self.notes.len() < MAX_NOTES {
+                            self.notes.push(text);
+                        }
+                    }
+                    // The report has the answer.
+                    Some(Event::Answered(_)) => {}
+                    Some(event) => return Ok(event),
+                    None => {
+                        let status = self.child.wait().map_err(MonitorError::Spawn)?;
+                        return Err(self.ended(status));
+                    }
+                },
             }
         }
     }
 
     /// The next event; `None` once the monitor has closed the connection, as it does at its end.
     pub(super) fn event(&mut self, limit: Option<Duration>) -> Result<Option<Event>, StartError> {
-        match self.connection()?.receive(limit) {
+        let mut received = self.connection()?.receive(limit);
+        if let Ok((Event::Size { memory, disk }, _)) = received
+            && !std::mem::replace(&mut self.has_size, true)
+        {
+            self.limit_memory(memory_limit(memory, disk))?;
+            received = self.connection()?.receive(limit);
+        }
+        match received {
             Ok((Event::Failed(error), _)) => Err(error),
-            Ok((Event::Size { memory, disk }, _)) => {
-                // From a monitor whose guest runs it could be the guest's word.
-                if !std::mem::replace(&mut self.has_size, true) {
-                    self.limit_memory(memory_limit(memory, disk))?;
-                }
-                self.event(limit)
-            }
+            // Once the guest runs it could be the guest's word.
+            Ok((Event::Size { .. }, _)) => Err(MonitorError::Order.into()),
             Ok((Event::Started(mut report), _)) => {
                 // The monitor may have another id in a pid namespace of its own.
                 report.pid = self.pid();
-                // It does not know its control groups.
+                // Its control groups are this side's.
                 if let Some(jail) = &mut report.jail {
                     match &self.missing {
                         Some(reason) => jail.missing.push((Wall::Limits, reason.clone())),
@@ -421,12 +438,14 @@ impl Monitor {
             }
             Ok((event, _)) => Ok(Some(event)),
             Err(ReceiveError::Closed) => Ok(None),
-            Err(ReceiveError::TimedOut) => {
-                let _ = self.child.kill();
-                Err(StartError::TimedOut(limit.unwrap_or_default().as_secs()))
-            }
+            Err(ReceiveError::TimedOut) => Err(self.timed_out(limit)),
             Err(error) => Err(MonitorError::from(error).into()),
         }
+    }
+
+    fn timed_out(&mut self, limit: Option<Duration>) -> StartError {
+        let _ = self.child.kill();
+        StartError::TimedOut(limit.unwrap_or_default().as_secs())
     }
 
     fn limit_memory(&mut self, bytes: u64) -> Result<(), StartError> {

@@ -1,5 +1,6 @@
 use std::fs::File;
 use std::io::{Read, Seek, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use firn_snapshot::SnapshotFiles;
@@ -7,6 +8,7 @@ use firn_snapshot::SnapshotFiles;
 use super::connection::{Connection, ReceiveError};
 use super::*;
 use crate::descriptors::Descriptors;
+use crate::jail::{Jail, JailMode};
 use crate::spec::{HostSpec, InvokeSpec, Origin, ReplaySpec, SourceSpec, ThawSpec};
 
 /// A spec of a snapshot whose container is in the first slot.
@@ -141,4 +143,34 @@ fn a_spec_of_another_version_is_refused() {
     let kvm = crate::KvmDevice::from(std::path::Path::new("/dev/kvm"));
     let error = crate::start(&spec, descriptors, kvm, crate::Clock::now(), &listener).unwrap_err();
     assert!(error.to_string().contains("version 99"), "{error}");
+}
+
+/// A monitor that sends this message again and again.
+fn repeating(message: &str) -> (tempfile::TempDir, Monitor) {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("monitor");
+    let text = format!(
+        "#!/usr/bin/python3\nimport socket\npeer = socket.socket(fileno=0)\npeer.recv(1 << 16)\n\
+         while True:\n    peer.send(b'\\0{message}')\n"
+    );
+    std::fs::write(&program, text).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let jail = Jail::new(JailMode::Off);
+    let monitor = Monitor::spawn(&jail, &program, "/dev/null".as_ref()).unwrap();
+    (folder, monitor)
+}
+
+#[test]
+fn a_monitor_reports_its_size_once() {
+    let (_folder, mut monitor) = repeating(r#"{"size":{"memory":1,"disk":0}}"#);
+    let error = monitor.started(Some(Duration::from_secs(60))).unwrap_err();
+    assert!(error.to_string().contains("out of order"), "{error}");
+}
+
+#[test]
+fn notes_do_not_extend_a_time_limit() {
+    let (_folder, mut monitor) = repeating(r#"{"note":"again"}"#);
+    let error = monitor.started(Some(Duration::from_secs(1))).unwrap_err();
+    assert!(matches!(error, StartError::TimedOut(1)), "{error}");
+    assert!(monitor.take_notes().len() <= 64);
 }

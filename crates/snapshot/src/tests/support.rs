@@ -93,6 +93,7 @@ pub(crate) fn destination() -> (tempfile::TempDir, PathBuf) {
 /// A pool in memory and its manager.
 pub(crate) struct Managed {
     pub(crate) dir: tempfile::TempDir,
+    pub(crate) medium: Arc<MappedMedium>,
     _server: Server,
 }
 
@@ -101,10 +102,10 @@ impl Managed {
     pub(crate) fn new(size: u64) -> Self {
         let options = MemfdOptions { size, huge: None, node: None };
         let medium = Arc::new(MappedMedium::memfd(options).unwrap());
-        let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
+        let pool = Pool::create(medium.clone(), &CreateOptions::default()).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let server = Server::start(&dir.path().join("pool.sock"), pool).unwrap();
-        Self { dir, _server: server }
+        Self { dir, medium, _server: server }
     }
 
     pub(crate) fn socket(&self) -> PathBuf {

@@ -100,6 +100,11 @@ impl VirtQueue {
         self.unfinished
     }
 
+    /// Asks for another turn.
+    pub(crate) fn set_unfinished(&mut self) {
+        self.unfinished = true;
+    }
+
     /// Whether the driver requires an interrupt for the used entries of this turn (virtio 1.2,
     /// 2.7.7.2). virtio_queue counts only entries that it wrote itself.
     pub(crate) fn needs_interrupt(&mut self, mem: &GuestView) -> Result<bool, DeviceError> {
@@ -154,10 +159,12 @@ impl VirtQueue {
         Ok(None)
     }
 
-    /// Undoes the last [`VirtQueue::pop`].
-    pub(crate) fn undo_pop(&mut self) {
+    /// Undoes the last [`VirtQueue::pop`], which returned a chain.
+    pub(crate) fn undo_pop(&mut self, chain: &Chain) {
         self.queue.go_to_previous_position();
         self.chains_left = self.chains_left.saturating_add(1);
+        let bytes = u64_of(chain.readable.len() + chain.writable.len());
+        self.bytes_left = self.bytes_left.saturating_add(bytes);
     }
 
     /// Returns a chain to the driver, with `written` bytes in its writable buffers.

@@ -120,7 +120,17 @@ impl Machine for Guest {
                 let text = format!("nameserver {dns}\n");
                 // In a clone it is right already.
                 let is_right = std::fs::read_to_string(NAME_SERVERS).is_ok_and(|now| now == text);
-                if is_right { Ok(()) } else { std::fs::write(NAME_SERVERS, text) }
+                if is_right {
+                    return Ok(());
+                }
+                match std::fs::write(NAME_SERVERS, &text) {
+                    // A link to a file that a service makes which does not run here.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                        std::fs::remove_file(NAME_SERVERS)?;
+                        std::fs::write(NAME_SERVERS, text)
+                    }
+                    written => written,
+                }
             }
             None => Ok(()),
         }

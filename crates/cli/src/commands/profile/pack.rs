@@ -38,6 +38,10 @@ pub(crate) fn run(arguments: &PackArgs) -> anyhow::Result<ExitCode> {
     let planner = parse(&arguments.planner)?;
     let verifier = arguments.signed.verifier()?;
     let signer = arguments.signing.signer(arguments.signed.tenant())?;
+    if let (Some(verifier), Some(_)) = (&verifier, &signer) {
+        // Only what was signed is signed again.
+        Snapshot::open_signed(&arguments.snapshot, verifier)?.check_signed_files()?;
+    }
     let report = pack_signed(&arguments.snapshot, &*planner, verifier.as_ref())?;
     // The manifest names a packed file that fs-verity protects.
     signer.map_or(Ok(()), |signer| sign(&arguments.snapshot, &signer))?;

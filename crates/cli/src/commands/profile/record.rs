@@ -85,6 +85,10 @@ pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
     let signer = arguments.snapshot.signer(&arguments.signing)?;
     let opened = arguments.snapshot.open()?;
     let snapshot = opened.snapshot();
+    if signer.is_some() {
+        // Only what was signed is signed again.
+        snapshot.check_signed_files()?;
+    }
     if arguments.freeze.is_some() && (free || asked.iter().any(|part| *part != Part::Groups)) {
         bail!("--freeze goes with the part groups alone, which belongs to the run that is frozen");
     }

@@ -47,6 +47,9 @@ const MAX_FRAME: usize = 65_535 + 18;
 /// Bytes of the largest packet: a frame and its header.
 pub(super) const MAX_PACKET: usize = HEADER_LEN + MAX_FRAME;
 
+/// Frames for which the guest has no buffers that are dropped in one turn.
+const MAX_DROPPED: u32 = 256;
+
 /// Checksums and segmentation that one side leaves to the other, in both directions. Every backend
 /// takes and makes such frames.
 const OFFLOADS: u64 = 1 << VIRTIO_NET_F_CSUM
@@ -191,6 +194,7 @@ impl Net {
     ) -> Result<(), DeviceError> {
         let Self { backend, to_guest, counters, .. } = self;
         let Some(backend) = backend else { return Ok(()) };
+        let mut dropped = 0;
         while to_guest.as_mut().is_none_or(RateLimiter::allows)
             && let Some(packet) = backend.packet()
         {
@@ -203,7 +207,15 @@ impl Net {
                     true
                 }
                 Room::Later => break,
-                Room::Never => false,
+                Room::Never if dropped == MAX_DROPPED => {
+                    // The others are dropped in later turns.
+                    queue.set_unfinished();
+                    break;
+                }
+                Room::Never => {
+                    dropped += 1;
+                    false
+                }
             };
             counters.to_guest.count(frame, delivered);
             to_guest.iter_mut().for_each(|limiter| limiter.take(frame));
@@ -258,7 +270,7 @@ impl Room {
                 break Self::Never;
             }
         };
-        chains.iter().for_each(|_| queue.undo_pop());
+        chains.iter().rev().for_each(|chain| queue.undo_pop(chain));
         Ok(missing)
     }
 }

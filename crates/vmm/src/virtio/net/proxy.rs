@@ -34,6 +34,8 @@ impl UserNetwork {
 
 impl NetworkBackend for UserNetwork {
     fn start(&mut self, features: u64) -> io::Result<()> {
+        // It may need what this driver does not accept.
+        self.packet.clear();
         let has = |feature: u32| features & 1 << feature != 0;
         self.proxy.set_offloads(Offloads {
             checksum: has(VIRTIO_NET_F_GUEST_CSUM),

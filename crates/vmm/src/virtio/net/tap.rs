@@ -150,6 +150,8 @@ impl Tap {
 
 impl NetworkBackend for Tap {
     fn start(&mut self, features: u64) -> io::Result<()> {
+        // The packet may need what this driver does not accept.
+        self.len = None;
         let flags = [
             (VIRTIO_NET_F_GUEST_CSUM, TUN_F_CSUM),
             (VIRTIO_NET_F_GUEST_TSO4, TUN_F_TSO4),

@@ -156,7 +156,7 @@ impl Vsock {
                 return Err(queue.chain_error(too_short));
             };
             let Some((header, data)) = self.muxer.next_packet(room.min(MAX_DATA)) else {
-                queue.undo_pop();
+                queue.undo_pop(&chain);
                 break;
             };
             buffer
