@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Args;
 
 use firn_memory::planners::{pack_signed, parse};
-use firn_snapshot::sign;
+use firn_snapshot::{Snapshot, sign};
 
 use crate::output;
 use crate::signature_args::{SignerArgs, VerifierArgs};
@@ -38,9 +38,9 @@ pub(crate) fn run(arguments: &PackArgs) -> anyhow::Result<ExitCode> {
     let planner = parse(&arguments.planner)?;
     let verifier = arguments.signed.verifier()?;
     let signer = arguments.signing.signer(arguments.signed.tenant())?;
-    if let (Some(verifier), Some(_)) = (&verifier, &signer) {
+    if signer.is_some() && verifier.is_some() {
         // Only what was signed is signed again.
-        Snapshot::open_signed(&arguments.snapshot, verifier)?.check_signed_files()?;
+        Snapshot::open_signed(&arguments.snapshot, verifier.as_ref())?.check_signed_files()?;
     }
     let report = pack_signed(&arguments.snapshot, &*planner, verifier.as_ref())?;
     // The manifest names a packed file that fs-verity protects.
