@@ -127,12 +127,15 @@ impl TcpFlow {
         let edge = self.from_guest.next + window;
         self.from_guest.edge = self.from_guest.edge.latest(edge);
         let to_guest = &mut self.to_guest;
+        // A deadline that is there was that of an idle flow.
+        let was_idle = to_guest.sent == to_guest.unacked;
         to_guest.next += len;
         to_guest.sent = to_guest.sent.latest(to_guest.next);
         self.ack_due = false;
         self.probe_due = false;
         self.keepalive_due = false;
-        if self.to_guest.sent != self.to_guest.unacked && (len > 0 && self.deadline.is_none()) {
+        let is_waiting = self.to_guest.sent != self.to_guest.unacked && len > 0;
+        if is_waiting && (was_idle || self.deadline.is_none()) {
             self.deadline = Some(now + self.timeout());
         }
         self.end_if_complete();

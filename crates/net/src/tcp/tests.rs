@@ -355,3 +355,18 @@ fn both_ends_complete_a_connection() {
     bench.flow.close(&mut bench.shared);
     assert_eq!(bench.shared.promised, 0);
 }
+
+/// The guest has ended its half before, and its last acknowledgement is lost.
+#[test]
+fn the_hosts_end_is_sent_again_soon() {
+    let mut bench = Bench::open();
+    bench.guest_sends(&Segment { fin: true, ..segment(1, b"") });
+    assert_eq!(bench.made().unwrap().ack, 2);
+    bench.host.shutdown(std::net::Shutdown::Write).unwrap();
+    bench.event(EventFlags::IN);
+    assert_eq!(bench.made().unwrap().flags, "FA");
+    assert_eq!(bench.time_out().unwrap(), Duration::from_millis(500));
+    assert_eq!(bench.made().unwrap().flags, "FA");
+    bench.guest_sends(&Segment { ack: Some(FIRST + 2), ..segment(2, b"") });
+    assert!(bench.flow.is_over());
+}
