@@ -60,6 +60,10 @@ impl Memory {
             protection |= ProtFlags::WRITE;
         }
         let mut shared = MapFlags::SHARED;
+        if !writable {
+            // A reader needs no huge pages for ranges whose pages are a replica's now.
+            shared |= MapFlags::NORESERVE;
+        }
         if synchronous {
             shared = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
             // A file system that refuses this does so after the kernel has unmapped what was at a
