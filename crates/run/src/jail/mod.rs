@@ -253,11 +253,16 @@ impl Jail {
     /// # Errors
     /// [`StartError::Jail`].
     pub fn check(&self) -> Result<(), StartError> {
-        match &self.missing {
+        self.without(self.missing.clone()).map(drop)
+    }
+
+    /// Why a monitor has no whole wall of limits, unless it has to have one.
+    fn without(&self, missing: Option<String>) -> Result<Option<String>, StartError> {
+        match missing {
             Some(reason) if self.mode == JailMode::Require => {
-                Err(StartError::Jail { wall: Wall::Limits, reason: reason.clone() })
+                Err(StartError::Jail { wall: Wall::Limits, reason })
             }
-            _ => Ok(()),
+            missing => Ok(missing),
         }
     }
 
@@ -306,12 +311,7 @@ impl Jail {
         let prepared = self.next.lock().take();
         let mut spawner = prepared.map_or_else(|| self.start(), Ok).map_err(failed)?;
         let missing = spawner.wait().err().or_else(|| self.missing.clone());
-        match missing {
-            Some(reason) if self.mode == JailMode::Require => {
-                Err(StartError::Jail { wall: Wall::Limits, reason })
-            }
-            missing => Ok((spawner, missing)),
-        }
+        Ok((spawner, self.without(missing)?))
     }
 
     /// Prepares the start of a monitor, in the background. A supervisor that has one monitor

@@ -387,26 +387,26 @@ impl Monitor {
     fn receive(&mut self, limit: Option<Duration>) -> Result<Event, StartError> {
         let begin = Instant::now();
         loop {
-            let left = limit.map(|limit| limit.saturating_sub(begin.elapsed()).max(PAUSE));
-            if limit.is_some_and(|limit| begin.elapsed() > limit) {
+            let left = limit.map(|limit| limit.saturating_sub(begin.elapsed()));
+            if left.is_some_and(|left| left.is_zero()) {
                 return Err(self.timed_out(limit));
             }
-            match self.event(left) {
-                Err(StartError::TimedOut(_)) => return Err(self.timed_out(limit)),
-                event => match event? {
-                    Some(Event::Note(text)) => {
-                        if self.notes.len() < MAX_NOTES {
-                            self.notes.push(text);
-                        }
-                    }
-                    // The report has the answer.
-                    Some(Event::Answered(_)) => {}
-                    Some(event) => return Ok(event),
-                    None => {
-                        let status = self.child.wait().map_err(MonitorError::Spawn)?;
-                        return Err(self.ended(status));
-                    }
-                },
+            let event = match (self.event(left), limit) {
+                // It names all of the time, not what was left of it.
+                (Err(StartError::TimedOut(_)), Some(limit)) => {
+                    return Err(StartError::TimedOut(limit.as_secs()));
+                }
+                (event, _) => event?,
+            };
+            match event {
+                Some(Event::Note(text)) if self.notes.len() < MAX_NOTES => self.notes.push(text),
+                // The report has the answer, and there are notes enough.
+                Some(Event::Answered(_) | Event::Note(_)) => {}
+                Some(event) => return Ok(event),
+                None => {
+                    let status = self.child.wait().map_err(MonitorError::Spawn)?;
+                    return Err(self.ended(status));
+                }
             }
         }
     }
