@@ -230,6 +230,7 @@ impl Player<'_> {
             preloaded: self.preloaded,
             root: None,
             invoke: None,
+            record: None,
             replay: ReplaySpec {
                 input: self.input.map(ToOwned::to_owned),
                 hold: true,

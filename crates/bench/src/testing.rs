@@ -9,13 +9,18 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio, exit};
 
-use firn_run::StartReport;
+use firn_memory::recorders::ProfileRecorder;
+use firn_run::jail::{Jail, JailMode};
+use firn_run::{RecordError, StartReport};
+use firn_snapshot::{Profile, Snapshot};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::process::{Signal, getpid, kill_process};
 use serde_json::{Value, json};
 
 use crate::cache::Cache;
-use crate::host::{Host, KvmKind};
+use crate::host::{self, KvmKind};
+use crate::players::profile::Host;
+use crate::progress::Quiet;
 use crate::thaw::{Results, Row, RowHead, Run};
 
 /// Held by every test that writes a program and starts it. A process that another test starts
@@ -97,6 +102,40 @@ fn a_monitor_follows_its_script() {
     exit(status.code().unwrap_or(1));
 }
 
+/// Tells a process that it is one of [`record`].
+const MONITOR: &str = "FIRN_TEST_MONITOR";
+
+/// Lets a player in a directory replay a trace under a recorder. Its monitor is a process of this
+/// test, without a jail.
+pub(crate) fn record(
+    snapshot: &Snapshot,
+    input: Option<&str>,
+    recorder: ProfileRecorder,
+    profile: &mut Profile,
+) -> Result<(), RecordError> {
+    let _alone = one_at_a_time();
+    let directory = tempfile::tempdir().unwrap();
+    let program = directory.path().join("firn");
+    let test = std::env::current_exe().unwrap();
+    let test = test.display();
+    let command = format!(
+        "#!/bin/sh\n{MONITOR}=1 exec {test} --exact testing::a_monitor_serves --nocapture\n"
+    );
+    fs::write(&program, command).unwrap();
+    fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    let (path, program, progress) = (snapshot.path(), &*program, &Quiet);
+    let host = Host { path, program, progress, jail: Jail::new(JailMode::Off) };
+    host.record(snapshot, input, recorder, profile)
+}
+
+/// The process of [`record`]; in a test run of its own it does nothing.
+#[test]
+fn a_monitor_serves() {
+    if std::env::var_os(MONITOR).is_some() {
+        exit(i32::from(firn_run::monitor::serve(JailMode::Off, None).is_err()));
+    }
+}
+
 /// A report as `firn thaw --json` prints it for a player.
 pub(crate) const REPORT: &str = r#"{"trace":"t","planner":"firecracker:readahead=on","touches":11,"pages":10,
 "times":{"process_start_ns":1,"load_ns":20,"plan_ns":300,"execute_ns":3000,"preload_ns":0,"index_ns":0,
@@ -143,7 +182,7 @@ pub(crate) fn sample(planner: &str, trace: &str, oversubscribed: bool) -> Result
     let mut row = Row::of(head(None, oversubscribed), &[run(&[1_000_000, 2_000_000])]).unwrap();
     row.planner = planner.to_owned();
     row.trace = trace.to_owned();
-    let host = Host {
+    let host = host::Host {
         machine: "2 x Some <CPU> & more, 4 GiB".to_owned(),
         cpus: 2,
         memory_bytes: 4 << 30,

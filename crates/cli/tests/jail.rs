@@ -52,6 +52,7 @@ fn jailed() -> Option<Jailed> {
         root: None,
         invoke: None,
         replay: ReplaySpec { hold: true, ..ReplaySpec::default() },
+        record: None,
     };
     let spec = StartSpec::new(Origin::Thaw(thaw), HostSpec::default(), LIMIT);
     monitor.start(spec, &descriptors).unwrap();

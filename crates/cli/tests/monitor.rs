@@ -48,6 +48,7 @@ fn spec(snapshot: &Path, planner: &str, hold: bool, descriptors: &mut Descriptor
         root: None,
         invoke: None,
         replay: ReplaySpec { hold, ..ReplaySpec::default() },
+        record: None,
     };
     StartSpec::new(Origin::Thaw(thaw), HostSpec::default(), LIMIT)
 }

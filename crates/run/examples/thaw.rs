@@ -37,6 +37,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         root,
         invoke: Some(InvokeSpec { event, keep: false, compare: false }),
         replay: ReplaySpec::default(),
+        record: None,
     };
     let (_claimed, host) = HostSpec::claim(None, None, true, &mut descriptors)?;
     let spec = StartSpec::new(Origin::Thaw(thaw), host, Duration::from_secs(60));

@@ -116,6 +116,9 @@ pub enum StartError {
     /// Guest memory could not be compared with the image.
     #[error("cannot compare guest memory with the image")]
     Compare(#[source] ErrorChain),
+    /// The run could not be recorded.
+    #[error(transparent)]
+    Record(ErrorChain),
     /// A thread, or the handling of signals, could not be set up.
     #[error(transparent)]
     Session(ErrorChain),
@@ -188,6 +191,9 @@ stages! {
     Run: firn_vmm::RunError;
     Session: firn_vmm::ControlServerError, crate::ClaimError;
     Measure: firn_vmm::GoneError;
+    Record: firn_memory::recorders::RecordError, firn_vmm::AttributionError,
+        firn_vmm::GuestTimeError, firn_memory::trace::TraceError,
+        firn_memory::trace::EncodeTraceError;
     Failure: firn_vmm::VcpuFailure;
     Identity: crate::IdentityError;
     Event: crate::EventError;

@@ -1,10 +1,11 @@
 //! The kinds of guest: Linux, and the player.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use firn_agent::protocol::RoleCredentials;
 use firn_memory::copy_ahead::WriteReport;
-use firn_vmm::{HostConfig, Microvm, OpenFile};
+use firn_vmm::{HostConfig, Microvm, OpenFile, TracepointFormat};
 use uuid::Uuid;
 
 use crate::descriptors::Descriptors;
@@ -19,12 +20,23 @@ pub trait Listener: Send + Sync {
     /// The microVM is ready, has answered, or, a player, has ended with every page correct.
     fn started(&self, report: &StartReport);
 
+    /// The function is about to get its event.
+    fn asked(&self) {}
+
     /// The function has answered. The report follows once its rest is known, which can take as long
-    /// as a loader works.
+    /// as a loader works. Where a second invocation is recorded, this comes twice.
     fn answered(&self, _outcome: &Outcome) {}
 
     /// A player has touched its last page. It checks all its memory when this returns.
     fn held(&self) {}
+
+    /// KVM's tracepoints of a thread of this process, open.
+    ///
+    /// # Errors
+    /// [`StartError::Record`]: they cannot be had.
+    fn tracepoints(&self, _thread: u32) -> Result<(TracepointFormat, [OwnedFd; 2]), StartError> {
+        Err(StartError::Spec("nothing was to be recorded".to_owned()))
+    }
 
     /// What the microVM may take of memory, bytes: its guest's, and what its guest writes to its
     /// disk, if that is in memory. Comes before the guest's first instruction.

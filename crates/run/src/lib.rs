@@ -16,8 +16,8 @@
 //! [`start()`] goes through all of them in this process. [`monitor::Monitor`] has a process of its
 //! own do it, by the same spec, with the same report and the same error, and
 //! [`monitor::Supervisor`] follows one to its end. Two kinds of guest are
-//! started: Linux with firn's agent, and the [`player`]. [`RecordedRun`] and [`player::record`] run
-//! a guest under a recorder, and [`freeze()`] ends a life with a snapshot.
+//! started: Linux with firn's agent, and the [`player`]. A start may be [recorded](RecordSpec), and
+//! [`freeze()`] ends a life with a snapshot.
 //!
 //! What a running microVM with Linux is reached by:
 //! - [`Instances`] are the running microVMs of this user, by name;
@@ -48,6 +48,7 @@ mod outcome;
 pub mod player;
 mod pool_manager;
 mod recorded;
+mod recording;
 mod report;
 mod session;
 mod settings;
@@ -75,7 +76,8 @@ pub use linux::require_linux;
 pub use network::{NetworkEndSpec, NetworkSpec};
 pub use outcome::Outcome;
 pub use pool_manager::{MANAGER_HAS_CLIENTS, MANAGER_IN_USE, PoolManager, PoolManagerError};
-pub use recorded::RecordedRun;
+pub use recorded::{RecordError, RecordedThaw, RecordingHost};
+pub use recording::{RecordingFile, TraceTotals};
 pub use report::{
     Counters, Making, REPORT_VERSION, ReadyUse, Replay, ReplicaCost, StandbyUse, StartReport,
     StartTimes,
@@ -84,7 +86,7 @@ pub use session::Interruption;
 pub use settings::{FunctionSettings, ImageName, ImageNameError, SETTINGS_FILE, SettingsError};
 pub use source::{Source, set_pooled_profile};
 pub use spec::{
-    BootSpec, HostSpec, InvokeSpec, OpenedFile, Origin, ReplaySpec, SPEC_VERSION, ScratchSpec,
-    Sockets, SourceSpec, StartSpec, ThawSpec,
+    BootSpec, HostSpec, InvokeSpec, OpenedFile, Origin, RecordSpec, Recorded, ReplaySpec,
+    SPEC_VERSION, ScratchSpec, Sockets, SourceSpec, StartSpec, ThawSpec,
 };
 pub use start::start;

@@ -183,17 +183,20 @@ impl Source {
     }
 
     /// The state after the plan and its execution for a recorder, which has guest memory of its
-    /// own.
+    /// own. Every fault is handled in the vCPU's own thread.
     ///
     /// # Errors
     /// [`StartError::Incompatible`].
-    pub fn recorded(
+    pub(crate) fn recorded(
         &self,
         memory: GuestMemory,
         kvm: KvmDevice,
         clock: &Clock,
     ) -> Result<Mapped<'_>, StartError> {
-        let (machine, mut report) = (open_machine(self.snapshot(), kvm)?, self.report(clock));
+        // It gives access to all extents of the pool.
+        drop(self.grant().and_then(Grant::take_medium));
+        let (mut machine, mut report) = (open_machine(self.snapshot(), kvm)?, self.report(clock));
+        machine.fault_in_vcpu_threads();
         report.planner = "recorder".to_owned();
         Ok(Mapped {
             source: self,

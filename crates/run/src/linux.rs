@@ -29,7 +29,7 @@ use crate::life::{Clock, KvmDevice, Mapped, Run, Running, counters};
 use crate::outcome::Outcome;
 use crate::report::StartReport;
 use crate::session::{self, After, Interruption};
-use crate::spec::{BootSpec, HostSpec, OpenedFile, Sockets, StartSpec, ThawSpec};
+use crate::spec::{BootSpec, HostSpec, OpenedFile, RecordSpec, Sockets, StartSpec, ThawSpec};
 use crate::start::report_size;
 
 /// A guest with Linux, and what its monitor serves it with.
@@ -46,7 +46,14 @@ enum Request {
     /// A boot: load a function, if there is one.
     Load { function: Option<Box<Function>>, memory_mib: u64 },
     /// A thaw: answer an event, if there is one.
-    Invoke { invocation: Option<Invocation>, keep: bool, compare: bool, root: Option<OpenedFile> },
+    Invoke {
+        invocation: Option<Invocation>,
+        /// Whether it is asked once more after its answer.
+        twice: bool,
+        keep: bool,
+        compare: bool,
+        root: Option<OpenedFile>,
+    },
 }
 
 impl Linux {
@@ -62,6 +69,7 @@ impl Linux {
             invoke.map(|invoke| Invocation::new(&invoke.event, spec.time_limit)).transpose()?;
         let request = Request::Invoke {
             invocation,
+            twice: thaw.record.as_ref().is_some_and(RecordSpec::has_second),
             keep: invoke.is_none_or(|invoke| invoke.keep),
             compare: invoke.is_some_and(|invoke| invoke.compare),
             root: thaw.root.clone(),
@@ -214,14 +222,21 @@ impl GuestKind for Linux {
                     run.report.counters = measured(handle)?;
                     true
                 }
-                Request::Invoke { invocation, keep, compare, .. } => {
+                Request::Invoke { invocation, twice, keep, compare, .. } => {
                     times.identify_ns = Some(nanoseconds(identified - run.resumed));
                     if let Some(invocation) = &invocation {
-                        let outcome = Outcome::of(agent.invoke(invocation));
-                        let outcome = outcome.map_err(|error| invoke_failed(&error))?;
+                        let mut invoke = || {
+                            let outcome = Outcome::of(agent.invoke(invocation));
+                            outcome.map_err(|error| invoke_failed(&error))
+                        };
+                        listener.asked();
+                        let outcome = invoke()?;
                         run.report.times.invoke_ns = Some(nanoseconds(identified.elapsed()));
                         run.total_now();
                         listener.answered(&outcome);
+                        if twice && outcome.error.is_none() {
+                            listener.answered(&invoke()?);
+                        }
                         run.report.outcome = Some(outcome);
                     }
                     if run.report.outcome.is_none() {

@@ -2,11 +2,13 @@
 
 use std::convert::Infallible;
 use std::fs::File;
+use std::num::NonZero;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use firn_agent::protocol::RoleCredentials;
+use firn_memory::recorders::Part;
 use firn_pool::Client;
 use firn_snapshot::{
     Checks, Manifest, SnapshotDirectory, SnapshotFiles, Verifier, Verify, open_pooled,
@@ -22,7 +24,7 @@ use crate::network::NetworkSpec;
 
 /// Version of [`StartSpec`] and of everything else that crosses between a monitor and the process
 /// that starts it.
-pub const SPEC_VERSION: u32 = 8;
+pub const SPEC_VERSION: u32 = 9;
 
 /// A request to start one microVM.
 ///
@@ -148,6 +150,47 @@ pub struct ThawSpec {
     pub invoke: Option<InvokeSpec>,
     /// How a player replays.
     pub replay: ReplaySpec,
+    /// What is recorded of the run, in which guest memory does not come from the planner then.
+    #[serde(default)]
+    pub record: Option<RecordSpec>,
+}
+
+/// A run that is recorded by its monitor.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RecordSpec {
+    /// What is recorded.
+    pub what: Recorded,
+    /// An empty file, which gets the recording.
+    pub out: Slot,
+}
+
+impl StartSpec {
+    /// Whether it has a trace recorded.
+    pub(crate) fn traces(&self) -> bool {
+        let Origin::Thaw(thaw) = &self.origin else { return false };
+        thaw.record.as_ref().is_some_and(|record| matches!(record.what, Recorded::Trace { .. }))
+    }
+}
+
+impl RecordSpec {
+    /// Whether the guest is asked a second time.
+    pub(crate) fn has_second(&self) -> bool {
+        matches!(self.what, Recorded::Trace { again: Some(_) })
+    }
+}
+
+/// What a monitor records of a run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Recorded {
+    /// These parts of a profile, of those that [`Touches`](firn_memory::recorders::Touches) fills.
+    Profile(Vec<Part>),
+    /// A trace of every page that a guest with Linux and one vCPU touches.
+    Trace {
+        /// Whether later accesses are recorded as well, at most one of each page in so much of the
+        /// guest's work, and a second invocation.
+        again: Option<NonZero<u64>>,
+    },
 }
 
 /// One request to the function of a thawed guest.

@@ -15,10 +15,11 @@ use crate::linux::{self, Linux};
 #[cfg(feature = "player-agent")]
 use crate::player::agent;
 use crate::player::{Player, traces_of};
+use crate::recording::Recording;
 use crate::report::Making;
 use crate::session::Interruption;
 use crate::source::Source;
-use crate::spec::{Origin, SPEC_VERSION, StartSpec, ThawSpec};
+use crate::spec::{Origin, RecordSpec, SPEC_VERSION, StartSpec, ThawSpec};
 
 /// Starts the microVM of a spec in this process, and serves it to its end. `listener` gets the
 /// report once it is ready.
@@ -70,7 +71,8 @@ pub(crate) fn start_caught(
         }
         Origin::Boot(boot) => linux::boot(spec, boot, descriptors, kvm, &clock, listener, caught),
         Origin::Thaw(thaw) => {
-            let order = Order { kvm, clock: &clock, descriptors, hold };
+            let record = thaw.record.as_ref();
+            let order = Order { kvm, clock: &clock, descriptors, hold, record };
             thaw_snapshot(spec, thaw, order, listener, caught)
         }
     }
@@ -122,6 +124,8 @@ pub(crate) struct Order<'a> {
     pub(crate) descriptors: Descriptors,
     /// Where it waits before the resume.
     pub(crate) hold: Option<Hold<'a>>,
+    /// What is recorded of it.
+    pub(crate) record: Option<&'a RecordSpec>,
 }
 
 /// The states of a thaw, one after the other; `None` where it waited for a request that did not
@@ -133,9 +137,17 @@ pub(crate) fn live(
     order: Order<'_>,
     listener: &Arc<dyn Listener>,
 ) -> Result<Option<Ended>, StartError> {
-    let Order { kvm, clock, mut descriptors, hold } = order;
+    let Order { kvm, clock, mut descriptors, hold, record } = order;
     let begin = Instant::now();
-    let mut mapped = source.plan(planner, clock)?.map(kvm)?;
+    let (mut mapped, recording) = match record {
+        None => (source.plan(planner, clock)?.map(kvm)?, None),
+        Some(spec) => {
+            let (memory, recording) = Recording::start(spec, source.snapshot(), &mut descriptors)?;
+            (source.recorded(memory, kvm, clock)?, Some(recording))
+        }
+    };
+    let heard = recording.as_ref().map(|recording| recording.listener(listener.clone()));
+    let listener = heard.as_ref().unwrap_or(listener);
     let (host, root) = guest.prepare(&mut mapped, &mut descriptors)?;
     // A player uses no sockets: a client is refused, and does not wait.
     drop(descriptors);
@@ -152,5 +164,10 @@ pub(crate) fn live(
         source.check_current()?;
         restored.release(guest.identify(credentials)?, making, &clock, begin)?;
     }
-    guest.follow(restored.resume()?, listener).map(Some)
+    if let Some(recording) = &recording {
+        recording.begin(&mut restored.microvm, listener)?;
+    }
+    let ended = guest.follow(restored.resume()?, listener)?;
+    recording.map_or(Ok(()), |recording| recording.finish(source.snapshot()))?;
+    Ok(Some(ended))
 }

@@ -36,7 +36,7 @@ pub use control::{
 };
 pub use inspect::{
     AttributionControl, AttributionError, FaultAttribution, FreePagesError, GuestTimeError,
-    GuestTimeTotals, fault_attribution, free_pages,
+    GuestTimeTotals, TracepointFormat, Tracepoints, fault_attribution, free_pages,
 };
 pub use kvm::{
     KVM_DEVICE, KvmCounters, KvmError, KvmIndex, KvmStats, OpenKvm, OpenKvmError, TscError,

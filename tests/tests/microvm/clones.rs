@@ -85,6 +85,7 @@ fn ready_clones_get_their_identities_and_the_time_when_they_are_resumed() {
             root,
             invoke: Some(InvokeSpec { event: event.clone(), keep: false, compare: false }),
             replay: ReplaySpec::default(),
+            record: None,
         };
         let name = format!("ready-{}-{number}", std::process::id());
         let (claimed, host) = HostSpec::claim(Some(&name), None, true, &mut descriptors).unwrap();

@@ -12,7 +12,16 @@ use serde_json::{Value, json};
 fn a_recording_of_hello_contains_every_touch() {
     let world = World::default();
     let file = world.file("hello-a.trace");
-    let record = world.firn(["record", "--json", "--invoke", HELLO.input_a, "--input", "a"]);
+    let record = world.firn([
+        "record",
+        "--jail",
+        "require",
+        "--json",
+        "--invoke",
+        HELLO.input_a,
+        "--input",
+        "a",
+    ]);
     let report = record.arg("--out").arg(&file).arg(frozen(&HELLO)).run().json();
     world.assert_nothing_left();
     let expected: Value = serde_json::from_str(HELLO.expected_a).unwrap();
@@ -57,7 +66,16 @@ fn a_recording_of_hello_contains_every_touch() {
 fn a_recording_repeats_accesses_and_has_a_second_invocation() {
     let world = World::default();
     let file = world.file("hello-a2.trace");
-    let record = world.firn(["record", "--json", "--invoke", HELLO.input_a, "--input", "a"]);
+    let record = world.firn([
+        "record",
+        "--jail",
+        "require",
+        "--json",
+        "--invoke",
+        HELLO.input_a,
+        "--input",
+        "a",
+    ]);
     let record = record.args(["--again", "100000000", "--out"]);
     let report = record.arg(&file).arg(frozen(&HELLO)).run().json();
     world.assert_nothing_left();

@@ -155,7 +155,7 @@ impl CapacityConfig {
     /// [`CapacitiesError`]; no microVM is left running.
     pub fn run(&self, harness: &Harness<'_>) -> Result<Capacities, CapacitiesError> {
         let mut pool = self.players.connect(harness.progress)?;
-        let prepared = self.players.prepare(pool.as_mut(), 1, 1, harness.progress)?;
+        let prepared = self.players.prepare(pool.as_mut(), 1, 1, harness)?;
         Ok(fill(&self.budget, &prepared, pool.as_mut(), harness)?)
     }
 }

@@ -160,7 +160,7 @@ impl Runner<'_> {
             }
             _ => 1,
         };
-        let prepared = players.prepare(pool.as_mut(), snapshots, 1, progress)?;
+        let prepared = players.prepare(pool.as_mut(), snapshots, 1, self.harness)?;
         // This description includes the pool.
         outcome.host = prepared.host.clone();
         let unfit = prepared.left_out.iter();

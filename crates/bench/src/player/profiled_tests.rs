@@ -9,12 +9,13 @@ use firn_memory::planners::{Planner, pack, parse};
 use firn_memory::recorders::{Part, of};
 use firn_memory::trace::Access;
 use firn_player::format::PAGE;
-use firn_run::player::{record, replay};
+use firn_run::player::replay;
 use firn_run::{Clock, ReplaySpec, Source, StartReport};
 use firn_snapshot::{Destination, PackedFile, PageSet, Profile, Snapshot, set_profile};
 use firn_vmm::KVM_DEVICE;
 
 use super::{PlayerInputs, PlayerOptions, freeze};
+use crate::testing::record;
 use crate::traces::{NamedTrace, load};
 
 /// A dense snapshot of a player with two inputs, on a medium whose files can be evicted from the
@@ -53,9 +54,7 @@ fn frozen(dir: &Path, traces: [NamedTrace; 2], sanitised: bool) -> Option<Snapsh
 fn profile(snapshot: &Snapshot, part: Part) -> Profile {
     let mut profile = Snapshot::open(snapshot.path()).unwrap().profile_or_empty().unwrap();
     for recorder in of(&[part]) {
-        let source = Source::open_directory(snapshot.path()).unwrap();
-        let kvm = Path::new(KVM_DEVICE).into();
-        record(&source, Some("json-b"), recorder, kvm, &mut profile).unwrap();
+        record(snapshot, Some("json-b"), recorder, &mut profile).unwrap();
     }
     set_profile(snapshot.path(), &profile).unwrap();
     profile

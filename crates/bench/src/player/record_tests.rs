@@ -9,12 +9,12 @@ use firn_memory::page_cache::evict;
 use firn_memory::recorders::{Part, ProfileRecordError, of};
 use firn_memory::trace::{Access, Trace};
 use firn_player::format::PAGE;
-use firn_run::Source;
-use firn_run::player::{RecordRunError, record};
+use firn_run::RecordError;
 use firn_snapshot::{CHUNK_PAGES, Destination, PageSet, Profile, Snapshot};
 use firn_vmm::{KVM_DEVICE, Virtualization};
 
 use super::{PlayerInputs, PlayerOptions, freeze};
+use crate::testing::record;
 use crate::traces::{NamedTrace, load};
 
 fn player(traces: &[&str], dir: &Path) -> (Vec<NamedTrace>, Snapshot) {
@@ -30,9 +30,7 @@ fn recorded(snapshot: &Snapshot, input: &str, parts: &[Part]) -> Profile {
     let id = snapshot.manifest().description.id;
     let mut profile = Profile::of(id);
     for recorder in of(parts) {
-        let source = Source::open_directory(snapshot.path()).unwrap();
-        let kvm = Path::new(KVM_DEVICE).into();
-        record(&source, Some(input), recorder, kvm, &mut profile).unwrap();
+        record(snapshot, Some(input), recorder, &mut profile).unwrap();
     }
     profile.check(id, snapshot.manifest().layout.pages()).unwrap();
     profile
@@ -65,7 +63,6 @@ fn faults_and_writes_are_those_of_the_trace_and_of_the_input() {
     let mut all = Vec::new();
     for NamedTrace { name, trace } in &traces {
         let profile = recorded(&snapshot, name, &[Part::Faults, Part::Writes]);
-        assert_eq!(profile.inputs, [name.as_str()]);
         assert_eq!(profile.groups, None);
         // The player's pages are above the trace's pages.
         let own = trace.layout().pages();
@@ -148,10 +145,8 @@ fn a_failed_recording_leaves_the_profile_unchanged() {
         let before = Profile { inputs: vec!["b".into()], ..Profile::default() };
         let mut profile = before.clone();
         let recorder = of(&[part]).remove(0);
-        let source = Source::open_directory(snapshot.path()).unwrap();
-        let kvm = Path::new(KVM_DEVICE).into();
-        match record(&source, None, recorder, kvm, &mut profile) {
-            Err(RecordRunError::Recorder(ProfileRecordError::Check { source, .. })) => {
+        match record(&snapshot, None, recorder, &mut profile) {
+            Err(RecordError::PageCache(ProfileRecordError::Check { source, .. })) => {
                 assert!(source.to_string().starts_with("page 77 of the image"), "{source}");
             }
             other => panic!("{other:?}"),

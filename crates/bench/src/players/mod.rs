@@ -3,7 +3,7 @@
 
 mod frozen;
 mod pool;
-mod profile;
+pub(crate) mod profile;
 mod selection;
 
 use std::iter;
@@ -27,6 +27,7 @@ pub(crate) use pool::{PoolPlayers, PoolUsage};
 pub use selection::LeftOut;
 pub(crate) use selection::sanitises;
 
+use crate::harness::Harness;
 use crate::host::{Host, HostError};
 use crate::medium::{self, MediumError};
 use crate::player::{
@@ -170,7 +171,7 @@ impl PlayersConfig {
         mut pool: Option<&mut PoolPlayers<'_>>,
         snapshots: u32,
         microvms: u32,
-        progress: &dyn Progress,
+        harness: &Harness<'_>,
     ) -> Result<Prepared, PlayersError> {
         let traces = self.traces.iter().map(|name| load(name)).collect::<Result<Vec<_>, _>>()?;
         let directory = medium::directory(self.directory.as_deref())?;
@@ -201,10 +202,10 @@ impl PlayersConfig {
                 source: Box::new(source),
             })?;
             if learns {
-                let profile = profile::learn(&copies[0].snapshot, &inputs, progress)?;
+                let profile = profile::learn(&copies[0].snapshot, &inputs, harness)?;
                 for player in &mut copies {
                     player.recorded_on = profile.inputs.first().cloned();
-                    profile::attach(player, &profile, progress)?;
+                    profile::attach(player, &profile, harness.progress)?;
                 }
             }
             let others = copies.split_off(1);

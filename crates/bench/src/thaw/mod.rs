@@ -121,8 +121,7 @@ impl ThawConfig {
         let progress = harness.progress;
         let mut pool = self.players.connect(progress)?;
         let snapshots = if self.different_snapshots { self.concurrency } else { 1 };
-        let prepared =
-            self.players.prepare(pool.as_mut(), snapshots, self.concurrency, progress)?;
+        let prepared = self.players.prepare(pool.as_mut(), snapshots, self.concurrency, harness)?;
         let mut subjects = prepared.subjects.clone();
         self.select_ready(&mut subjects)?;
         if self.noise {

@@ -6,29 +6,31 @@ use std::num::NonZero;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use firn_base::{error_chain, format_bytes};
+use parking_lot::Mutex;
 use serde::Serialize;
 use tempfile::NamedTempFile;
 
 use firn_memory::HostFacts;
-use firn_memory::pager::{PageStore, end_process};
-use firn_memory::recorders::{Recorder, Recording};
-use firn_memory::trace::{GapUnit, Trace, TraceOrigin};
-use firn_run::{Interruption, Invocation, Outcome, RecordedRun, Source};
-use firn_snapshot::{PageSet, Snapshot};
-use firn_vmm::{
-    FreePagesError, GuestTimeTotals, Handle, KvmStats, Microvm, fault_attribution, free_pages,
+use firn_memory::trace::{GapUnit, TraceOrigin};
+use firn_run::{
+    Descriptors, HostSpec, InvokeSpec, Listener, OpenedFile, Origin, Outcome, Recorded,
+    RecordingFile, ReplaySpec, Source, SourceSpec, StartReport, StartSpec, ThawSpec,
 };
+use firn_snapshot::{PageSet, Snapshot, Verifier};
+use firn_vmm::{FreePagesError, KvmStats, free_pages};
 
 use super::invoke;
 use crate::event;
-use crate::host_args::HostArgs;
+use crate::host_args::MonitorHostArgs;
 use crate::output;
 use crate::signature_args::VerifierArgs;
+use crate::supervisor;
 
 /// Permissions of a trace's file.
 const READABLE: u32 = 0o644;
@@ -78,7 +80,7 @@ pub(crate) struct RecordArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    host: HostArgs,
+    monitor: MonitorHostArgs,
 }
 
 /// What was recorded.
@@ -127,18 +129,8 @@ struct AgainReport {
     second: usize,
 }
 
-/// What the guest did, before it is a trace.
-struct Recorded {
-    outcome: Outcome,
-    kvm: KvmStats,
-    recording: Recording,
-    time: GuestTimeTotals,
-}
-
 pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
-    let limit = Duration::from_secs(arguments.time_limit);
-    let invocation = Invocation::new(&event::read(&arguments.invoke)?, limit)?;
-    let interruption = Interruption::catch()?;
+    let event = event::read(&arguments.invoke)?;
     let verifier = arguments.signed.verifier()?;
     let source = Source::open_signed(&arguments.snapshot, verifier.as_ref())?;
     let snapshot = source.snapshot();
@@ -159,25 +151,17 @@ pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
     let file = aside(&arguments.out)?;
     let free = free(snapshot)?;
 
-    let Recorded { outcome, kvm, recording, time } =
-        record(arguments, &source, &invocation, limit, &interruption)?;
+    let (recording, outcome, kvm) = record(arguments, event, verifier)?;
     if outcome.error.is_some() {
         output::note("firn: the function failed: no trace is written");
         invoke::print(&outcome);
         return Ok(ExitCode::from(invoke::exit_code(&outcome)));
     }
-    let worked = recording.touches.iter().map(|touch| touch.gap).sum();
-    let mut trace = Trace::new(
-        origin,
-        manifest.layout.clone(),
-        snapshot.zero_map().clone(),
-        recording.touches,
-    )?;
+    let (mut trace, totals) =
+        recording.trace(origin, manifest.layout.clone(), snapshot.zero_map().clone())?;
+    let worked = trace.touches().iter().map(|touch| touch.gap).sum();
     if let Some(free) = free {
         trace = trace.with_free(free)?;
-    }
-    if let Some(again) = recording.again {
-        trace = trace.with_again(again)?;
     }
     let bytes = trace.encode()?;
     publish(file, &bytes, &arguments.out)?;
@@ -195,12 +179,12 @@ pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
             second: again.second.len(),
         }),
         free_pages: trace.free().map(PageSet::count),
-        unknown_leaves: recording.unknown_leaves,
+        unknown_leaves: totals.unknown_leaves,
         gaps: trace.origin().gaps,
         worked,
-        stays: time.stays,
-        halts: time.halts,
-        shortest_stay: time.shortest,
+        stays: totals.time.stays,
+        halts: totals.time.halts,
+        shortest_stay: totals.time.shortest,
         kvm,
         outcome,
     };
@@ -228,56 +212,75 @@ fn free(snapshot: &Snapshot) -> anyhow::Result<Option<PageSet>> {
     }
 }
 
-/// Thaws with a recorder, identifies, invokes, and ends the microVM.
+/// Thaws, identifies and invokes under a recorder, and ends the microVM.
 fn record(
     arguments: &RecordArgs,
-    source: &Source,
-    invocation: &Invocation,
-    limit: Duration,
-    interruption: &Interruption,
-) -> anyhow::Result<Recorded> {
-    let run = RecordedRun {
+    event: String,
+    verifier: Option<Verifier>,
+) -> anyhow::Result<(RecordingFile, Outcome, KvmStats)> {
+    let mut descriptors = Descriptors::default();
+    let root = arguments.root.as_deref();
+    let moved = root.map(|path| OpenedFile::open(path, &mut descriptors)).transpose()?;
+    let path = &arguments.snapshot;
+    let (source, root) = match moved {
+        Some(root) => (SourceSpec::directory(path, &mut descriptors)?, Some(root)),
+        None => SourceSpec::directory_with_root(path, verifier.as_ref(), &mut descriptors)?,
+    };
+    let source = match verifier {
+        Some(verifier) => source.signed(verifier),
+        None => source,
+    };
+    let what = Recorded::Trace { again: arguments.again };
+    let (file, record) = RecordingFile::create(what, &mut descriptors)?;
+    let thaw = ThawSpec {
         source,
-        kvm: &arguments.host.kvm,
-        software_kvm: arguments.host.software_kvm,
-        root: arguments.root.as_deref(),
-        console: arguments.console.as_deref(),
-        invocation,
-        limit,
-        interruption,
-        faults_in_vcpu_threads: true,
+        // The contents of memory come from no plan.
+        planner: "firecracker".to_owned(),
+        preloaded: false,
+        root,
+        invoke: Some(InvokeSpec { event, keep: false, compare: false }),
+        replay: ReplaySpec::default(),
+        record: Some(record),
     };
-    let store = PageStore::of(source.snapshot());
-    let (attribution, control) = fault_attribution();
-    let layout = &source.snapshot().manifest().layout;
-    let observer = Box::new(attribution);
-    let (memory, recorder) = match arguments.again {
-        Some(period) => Recorder::start_sampled(store, layout, observer, end_process, period),
-        None => Recorder::start(store, layout, observer, end_process),
-    }?;
-    let begin = |microvm: &mut Microvm| {
-        control.attach(microvm)?;
-        output::note("firn: the guest waits at every page that it touches for the first time");
-        Ok::<_, anyhow::Error>(())
-    };
-    let answered = |first: &Outcome, handle: &Handle, mut agent| {
-        if arguments.again.is_some() && first.error.is_none() {
-            recorder.start_second()?;
-            let second = run.invoke(&mut agent)?;
-            if second.error.is_some() {
-                bail!("the function failed in its second invocation: no trace is written");
-            }
-        }
-        recorder.stop_recording();
-        let stats = handle.call(|microvm| microvm.kvm_stats())?;
-        stats.context("cannot read KVM's counters")
-    };
-    let note = |text: &str| output::note(&format!("firn: {text}"));
-    let led = run.run(memory, begin, || recorder.start_request(), answered, note);
-    let recording = recorder.finish()?;
-    let time = control.finish()?;
-    let (outcome, kvm) = led?;
-    Ok(Recorded { outcome, kvm, recording, time })
+    let supervisor = supervisor::spawn(&arguments.monitor)?;
+    let console = arguments.console.as_deref();
+    let (_claimed, host) = HostSpec::claim(None, console, true, &mut descriptors)?;
+    let software_kvm = arguments.monitor.host.software_kvm;
+    let limit = Duration::from_secs(arguments.time_limit);
+    let host = HostSpec { software_kvm, ..host };
+    let spec = StartSpec::new(Origin::Thaw(thaw), host, limit);
+    let answers = Arc::new(Answers::default());
+    let listener: Arc<dyn Listener> = answers.clone();
+    output::note("firn: the guest waits at every page that it touches for the first time");
+    supervisor.run(spec, descriptors, &listener)?;
+    let mut outcomes = std::mem::take(&mut *answers.outcomes.lock()).into_iter();
+    let outcome = outcomes.next().context("the function gave no answer")?;
+    if outcomes.next().is_some_and(|second| second.error.is_some()) {
+        bail!("the function failed in its second invocation: no trace is written");
+    }
+    let kvm = answers.kvm.lock().take().unwrap_or_default();
+    Ok((file, outcome, kvm))
+}
+
+/// What a recorded guest answers.
+#[derive(Default)]
+struct Answers {
+    outcomes: Mutex<Vec<Outcome>>,
+    kvm: Mutex<Option<KvmStats>>,
+}
+
+impl Listener for Answers {
+    fn answered(&self, outcome: &Outcome) {
+        self.outcomes.lock().push(outcome.clone());
+    }
+
+    fn started(&self, report: &StartReport) {
+        *self.kvm.lock() = Some(report.counters.kvm);
+    }
+
+    fn note(&self, text: &str) {
+        output::note(&format!("firn: {text}"));
+    }
 }
 
 /// Where the trace comes from. No path of this machine is part of it.

@@ -101,8 +101,15 @@ pub(crate) fn run(arguments: &ThawArgs) -> anyhow::Result<ExitCode> {
         hold: arguments.hold,
         ..ReplaySpec::default()
     };
-    let thaw =
-        ThawSpec { source, planner: planner.to_owned(), preloaded: false, root, invoke, replay };
+    let thaw = ThawSpec {
+        source,
+        planner: planner.to_owned(),
+        preloaded: false,
+        root,
+        invoke,
+        replay,
+        record: None,
+    };
     let has_disks = thaw.root.is_some();
     let supervisor = supervisor::spawn(&arguments.monitor)?;
     let (name, console) = (arguments.name.as_deref(), arguments.console.as_deref());

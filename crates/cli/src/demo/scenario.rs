@@ -213,6 +213,7 @@ impl Stage<'_> {
                 root: Some(root),
                 invoke: Some(InvokeSpec { event, keep: false, compare: false }),
                 replay: ReplaySpec::default(),
+                record: None,
             };
             let mut monitor = Monitor::spawn(self.jail, self.program, Path::new(KVM_DEVICE))?;
             let (_claimed, host) = HostSpec::claim(None, None, true, &mut descriptors)?;

@@ -512,6 +512,7 @@ impl Launcher {
             root: Some(root),
             invoke: None,
             replay: ReplaySpec::default(),
+            record: None,
         })
     }
 

@@ -5,16 +5,12 @@
 //! touches enter. A BPF program records when each page enters. The pages are grouped into
 //! contiguous ranges, sorted by the earliest access of any of their pages.
 
-use std::sync::Arc;
-
 use firn_base::{PageRange, now_ns};
 use firn_snapshot::{CachedRun, PageSet, Profile, Snapshot};
 
 use super::bpf::{Capture, Entered, Hook};
-use super::profile::{check, evict_image, image_file, planned};
-use super::{Part, ProfileRecordError, ProfileRecorder};
-use crate::guest_memory::GuestMemory;
-use crate::planners::Firecracker;
+use super::profile::{check, evict_image, image_file};
+use super::{PageCacheRecorder, Part, ProfileRecordError};
 use firn_base::num::usize_of;
 
 /// Records the part `cached`.
@@ -26,12 +22,16 @@ pub(crate) struct Cached {
     begun_ns: u64,
 }
 
-impl ProfileRecorder for Cached {
-    fn parts(&self) -> Vec<Part> {
-        vec![Part::Cache]
+impl PageCacheRecorder for Cached {
+    fn part(&self) -> Part {
+        Part::Cache
     }
 
-    fn memory(&mut self, snapshot: &Snapshot) -> Result<GuestMemory, ProfileRecordError> {
+    fn planner(&self) -> &'static str {
+        "firecracker:readahead=off"
+    }
+
+    fn prepare(&mut self, snapshot: &Snapshot) -> Result<(), ProfileRecordError> {
         let image = image_file(snapshot, Part::Cache)?;
         check(snapshot)?;
         evict_image(snapshot, image)?;
@@ -42,14 +42,14 @@ impl ProfileRecorder for Cached {
         let pages = snapshot.manifest().layout.pages();
         self.capture = Some(Capture::start(&hook, image, pages)?);
         self.hook = Some(hook);
-        planned(snapshot, &Firecracker { readahead: false })
+        Ok(())
     }
 
     fn watches_at(&self) -> Option<String> {
         self.hook.as_ref().map(Hook::to_string)
     }
 
-    fn begin(&mut self, _: &Snapshot, _: &Arc<GuestMemory>) -> Result<(), ProfileRecordError> {
+    fn begin(&mut self, _: &Snapshot, _: u32) -> Result<(), ProfileRecordError> {
         self.begun_ns = now_ns();
         Ok(())
     }

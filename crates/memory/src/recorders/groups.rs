@@ -2,7 +2,7 @@
 //! 4.2 and 4.3).
 //!
 //! The run uses `firecracker` with the kernel's read-ahead, on a cold page cache. Each time the
-//! resident memory of this process has grown by 1024 pages, mincore returns which pages of the
+//! resident memory of the guest's process has grown by 1024 pages, mincore returns which pages of the
 //! image are cached; the newly cached pages are the next group. So a group holds pages that the
 //! guest touched and pages that the host read ahead, in the order of access at a resolution of 1024
 //! pages. As in the paper, the resident memory is polled: a group can be larger than 1024 pages.
@@ -11,7 +11,6 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -19,17 +18,14 @@ use std::time::Duration;
 use firn_base::PageRange;
 use firn_snapshot::{PageSet, Profile, Snapshot};
 
-use super::profile::{check, evict_image, image_file, planned};
-use super::{Part, ProfileRecordError, ProfileRecorder};
-use crate::guest_memory::GuestMemory;
+use super::profile::{check, evict_image, image_file};
+use super::{PageCacheRecorder, Part, ProfileRecordError};
 use crate::page_cache::cached;
-use crate::planners::Firecracker;
 
 /// Growth of resident memory after which the page cache is sampled, in pages (FaaSnap, 4.2).
 const GROWTH: u64 = 1024;
 /// How often resident memory is polled: a native guest touches 1024 pages in some milliseconds.
 const POLL: Duration = Duration::from_micros(200);
-const STATM: &str = "/proc/self/statm";
 
 /// Records the part `groups`.
 #[derive(Debug, Default)]
@@ -45,24 +41,23 @@ struct Sampling {
     thread: JoinHandle<Result<Vec<Vec<PageRange>>, ProfileRecordError>>,
 }
 
-impl ProfileRecorder for Groups {
-    fn parts(&self) -> Vec<Part> {
-        vec![Part::Groups]
+impl PageCacheRecorder for Groups {
+    fn part(&self) -> Part {
+        Part::Groups
     }
 
-    fn memory(&mut self, snapshot: &Snapshot) -> Result<GuestMemory, ProfileRecordError> {
+    fn planner(&self) -> &'static str {
+        "firecracker"
+    }
+
+    fn prepare(&mut self, snapshot: &Snapshot) -> Result<(), ProfileRecordError> {
         let image = image_file(snapshot, Part::Groups)?;
         check(snapshot)?;
-        evict_image(snapshot, image)?;
-        planned(snapshot, &Firecracker { readahead: true })
+        evict_image(snapshot, image)
     }
 
-    fn begin(
-        &mut self,
-        snapshot: &Snapshot,
-        _: &Arc<GuestMemory>,
-    ) -> Result<(), ProfileRecordError> {
-        let sampler = Sampler::new(snapshot)?;
+    fn begin(&mut self, snapshot: &Snapshot, process: u32) -> Result<(), ProfileRecordError> {
+        let sampler = Sampler::new(snapshot, process)?;
         let (alive, ended) = channel();
         let thread = std::thread::Builder::new()
             .name("recorder".into())
@@ -92,17 +87,18 @@ struct Sampler {
     snapshot: PathBuf,
     image: File,
     statm: File,
-    /// Resident pages of this process at the last sample.
+    /// Resident pages of the process at the last sample.
     resident: u64,
     seen: PageSet,
     groups: Vec<Vec<PageRange>>,
 }
 
 impl Sampler {
-    fn new(snapshot: &Snapshot) -> Result<Self, ProfileRecordError> {
+    fn new(snapshot: &Snapshot, process: u32) -> Result<Self, ProfileRecordError> {
         let image = image_file(snapshot, Part::Groups)?;
         let image = image.try_clone().map_err(ProfileRecordError::Image)?;
-        let statm = File::open(STATM).map_err(ProfileRecordError::Resident)?;
+        let statm = File::open(format!("/proc/{process}/statm"));
+        let statm = statm.map_err(ProfileRecordError::Resident)?;
         Ok(Self {
             snapshot: snapshot.path().to_owned(),
             image,
@@ -152,7 +148,7 @@ impl Sampler {
     }
 }
 
-/// Resident pages of this process: the second field of statm (proc(5)).
+/// Resident pages of a process: the second field of statm (proc(5)).
 fn resident(statm: &File) -> io::Result<u64> {
     let mut text = [0; 256];
     let read = statm.read_at(&mut text, 0)?;

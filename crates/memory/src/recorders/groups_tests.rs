@@ -7,7 +7,9 @@ use firn_snapshot::{ImageKind, MemoryLayout, PageSet};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
+use crate::executor::{Sources, execute};
 use crate::page_cache::evict;
+use crate::planners::{parse, plan};
 use crate::testing::write_snapshot;
 
 const NAME: &str = "recorders::groups::tests::a_group_ends_as_resident_memory_grows_by_1024_pages";
@@ -45,8 +47,12 @@ fn groups_of_touches() {
     if !firn_required::has("disk", evict(snapshot.image_file().unwrap()).unwrap().is_cold()) {
         return;
     }
-    let memory = Groups::default().memory(&snapshot).unwrap().vm_memory();
-    let mut sampler = Sampler::new(&snapshot).unwrap();
+    let mut groups = Groups::default();
+    groups.prepare(&snapshot).unwrap();
+    let plan = plan(&snapshot, None, &*parse(groups.planner()).unwrap()).unwrap();
+    let sources = Sources::of(&snapshot, None).unwrap();
+    let memory = execute(&plan, &sources).unwrap().memory.vm_memory();
+    let mut sampler = Sampler::new(&snapshot, std::process::id()).unwrap();
     let touch = |pages: Range<u64>| {
         for page in pages {
             memory.read_obj::<u8>(GuestAddress(page * PAGE_SIZE)).unwrap();

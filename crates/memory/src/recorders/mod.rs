@@ -29,8 +29,10 @@ mod touches;
 pub use bpf::BpfError;
 use cached::Cached;
 use groups::Groups;
-pub use profile::{ParsePartError, Part, ProfileRecordError, ProfileRecorder, of};
-use touches::Touches;
+pub use profile::{
+    PageCacheRecorder, ParsePartError, Part, ProfileRecordError, ProfileRecorder, of,
+};
+pub use touches::Touches;
 
 use std::num::NonZero;
 use std::os::fd::OwnedFd;

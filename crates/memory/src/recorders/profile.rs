@@ -5,20 +5,18 @@ use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::Arc;
 
 use firn_snapshot::{Profile, Snapshot};
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::{BpfError, Cached, Groups, RecordError, Touches};
-use crate::executor::{ExecuteError, Sources, execute};
-use crate::guest_memory::GuestMemory;
+use super::{BpfError, Cached, Groups};
 use crate::page_cache::{Residency, evict};
 use crate::pager::{PageStore, PagerError};
-use crate::planners::{self, PlanSnapshotError, Planner};
 
 /// A part of a [`Profile`] that is recorded from a run of the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Part {
     /// [`Profile::faults`].
     Faults,
@@ -75,19 +73,10 @@ impl FromStr for Part {
     }
 }
 
-/// Why parts of a profile were not recorded.
+/// Why a part of a profile was not recorded from the page cache.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ProfileRecordError {
-    /// The planner returns no plan for the run.
-    #[error(transparent)]
-    Plan(#[from] PlanSnapshotError),
-    /// The plan could not be carried out.
-    #[error(transparent)]
-    Execute(#[from] ExecuteError),
-    /// The touches could not be recorded.
-    #[error(transparent)]
-    Touches(#[from] RecordError),
     /// The page cache cannot be watched.
     #[error(transparent)]
     Bpf(#[from] BpfError),
@@ -122,8 +111,8 @@ pub enum ProfileRecordError {
         /// The part.
         part: Part,
     },
-    /// The resident memory of this process could not be read.
-    #[error("cannot read the resident memory of this process")]
+    /// The resident memory of the guest's process could not be read.
+    #[error("cannot read the resident memory of the guest's monitor")]
     Resident(#[source] io::Error),
     /// A recorder's thread could not be started.
     #[error("cannot start the recorder's thread")]
@@ -149,50 +138,63 @@ impl ProfileRecordError {
     }
 }
 
-/// Records one run of a frozen guest: one thaw in this process, of one input.
-///
-/// The caller maps guest memory with [`memory`](Self::memory), restores the machine, calls
-/// [`begin`](Self::begin), resumes the guest, calls [`end`](Self::end) after the response, stops
-/// the guest, and calls [`finish`](Self::finish).
-pub trait ProfileRecorder: Send {
+/// What records one run of a frozen guest.
+pub enum ProfileRecorder {
+    /// [`Touches`] of these parts, in the process of the guest.
+    Touches(Vec<Part>),
+    /// Another process, beside the guest's.
+    PageCache(Box<dyn PageCacheRecorder>),
+}
+
+impl ProfileRecorder {
     /// The parts that it fills.
-    fn parts(&self) -> Vec<Part>;
-
-    /// Whether every fault must occur in the vCPU's own thread: KVM's asynchronous page faults
-    /// always request write access and would be recorded as writes.
-    fn faults_in_vcpu_threads(&self) -> bool {
-        false
+    #[must_use]
+    pub fn parts(&self) -> Vec<Part> {
+        match self {
+            Self::Touches(parts) => parts.clone(),
+            Self::PageCache(recorder) => vec![recorder.part()],
+        }
     }
+}
 
-    /// Maps guest memory for the run, and brings the page cache into the state that the recording
-    /// requires. Called once.
+/// Records from the page cache what one run of a frozen guest brings into it. The guest runs in
+/// another process: only the owner of the image, which that process is not, may ask which of its
+/// pages are cached, and only root may watch them.
+///
+/// The caller calls [`prepare`](Self::prepare), restores the machine by the
+/// [`planner`](Self::planner), calls [`begin`](Self::begin), resumes the guest, calls
+/// [`end`](Self::end) after the response, and calls [`finish`](Self::finish).
+pub trait PageCacheRecorder: Send {
+    /// The part that it fills.
+    fn part(&self) -> Part;
+
+    /// The planner of the run.
+    fn planner(&self) -> &'static str;
+
+    /// Brings the page cache into the state that the recording requires. Called once.
     ///
     /// # Errors
-    /// [`ProfileRecordError`]; nothing stays mapped.
-    fn memory(&mut self, snapshot: &Snapshot) -> Result<GuestMemory, ProfileRecordError>;
+    /// [`ProfileRecordError`].
+    fn prepare(&mut self, snapshot: &Snapshot) -> Result<(), ProfileRecordError>;
 
     /// Where in the kernel the recorder is attached, if that depends on the kernel; known after
-    /// [`memory`](Self::memory).
+    /// [`prepare`](Self::prepare).
     fn watches_at(&self) -> Option<String> {
         None
     }
 
-    /// Called right before the vCPUs run.
+    /// Called right before the vCPUs of the guest in this process run.
     ///
     /// # Errors
     /// [`ProfileRecordError`].
-    fn begin(
-        &mut self,
-        snapshot: &Snapshot,
-        memory: &Arc<GuestMemory>,
-    ) -> Result<(), ProfileRecordError>;
+    fn begin(&mut self, snapshot: &Snapshot, process: u32) -> Result<(), ProfileRecordError>;
 
     /// Ends the recorded part of the run: later touches are not part of the profile. It may be
     /// called while a vCPU waits. A failure is kept and returned by [`finish`](Self::finish).
     fn end(&mut self);
 
-    /// Fills its parts of the profile. Nothing may access guest memory any more. It also ends a
-    /// recording that was abandoned, whose profile the caller discards.
+    /// Fills its part of the profile. It also ends a recording that was abandoned, whose profile
+    /// the caller discards.
     ///
     /// # Errors
     /// [`ProfileRecordError`]; no part is filled.
@@ -201,33 +203,20 @@ pub trait ProfileRecorder: Send {
 
 /// The recorders that fill these parts, one for each required run.
 #[must_use]
-pub fn of(parts: &[Part]) -> Vec<Box<dyn ProfileRecorder>> {
-    let mut recorders: Vec<Box<dyn ProfileRecorder>> = Vec::new();
+pub fn of(parts: &[Part]) -> Vec<ProfileRecorder> {
+    let mut recorders = Vec::new();
     let touches: Vec<Part> =
         [Part::Faults, Part::Writes].into_iter().filter(|part| parts.contains(part)).collect();
     if !touches.is_empty() {
-        recorders.push(Box::new(Touches::new(touches)));
+        recorders.push(ProfileRecorder::Touches(touches));
     }
     if parts.contains(&Part::Groups) {
-        recorders.push(Box::new(Groups::default()));
+        recorders.push(ProfileRecorder::PageCache(Box::new(Groups::default())));
     }
     if parts.contains(&Part::Cache) {
-        recorders.push(Box::new(Cached::default()));
+        recorders.push(ProfileRecorder::PageCache(Box::new(Cached::default())));
     }
     recorders
-}
-
-/// Maps guest memory of a snapshot in a directory by a planner, for recorders that observe an
-/// ordinary run.
-///
-/// # Errors
-/// [`ProfileRecordError`].
-pub(super) fn planned(
-    snapshot: &Snapshot,
-    planner: &dyn Planner,
-) -> Result<GuestMemory, ProfileRecordError> {
-    let plan = planners::plan(snapshot, None, planner)?;
-    Ok(execute(&plan, &Sources::of(snapshot, None)?)?.memory)
 }
 
 /// Checks every page of a snapshot's image, because the kernel maps them unchecked in the run.

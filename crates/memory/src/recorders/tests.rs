@@ -9,7 +9,10 @@ use firn_snapshot::{ImageKind, MemoryLayout, MemoryRegion, PageSet, Snapshot};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::marks::marked;
-use super::{FaultObserver, FaultOrigin, Part, RecordError, Recorder, Recording, TouchedPages, of};
+use super::{
+    FaultObserver, FaultOrigin, Part, ProfileRecorder, RecordError, Recorder, Recording,
+    TouchedPages, of,
+};
 use crate::GuestMemory;
 use crate::pager::{PageStore, PagerError};
 use crate::plan::Leaf;
@@ -304,8 +307,9 @@ fn a_damaged_image_is_detected_before_a_run_in_which_the_kernel_maps_it() {
     let path = dir.path().join("s");
     let (snapshot, image) = snapshot(&path);
     let refused = |words: &str| {
-        for mut recorder in of(&[Part::Groups, Part::Cache]) {
-            let error = recorder.memory(&snapshot).unwrap_err();
+        for recorder in of(&[Part::Groups, Part::Cache]) {
+            let ProfileRecorder::PageCache(mut recorder) = recorder else { panic!("not of it") };
+            let error = recorder.prepare(&snapshot).unwrap_err();
             assert!(!error.is_host_limitation(), "{error}");
             assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
             let source = std::error::Error::source(&error).unwrap().to_string();

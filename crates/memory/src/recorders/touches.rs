@@ -16,20 +16,23 @@ use firn_snapshot::{MemoryLayout, PageSet, Profile, Snapshot};
 
 use super::marks::marked;
 use super::small_leaves::small_leaves;
-use super::{
-    FaultObserver, FaultOrigin, Part, ProfileRecordError, ProfileRecorder, RecordError, Recorder,
-    Recording, TouchedPages,
-};
+use super::{FaultObserver, FaultOrigin, Part, RecordError, Recorder, Recording, TouchedPages};
 use crate::guest_memory::GuestMemory;
 use crate::pager::{PageStore, end_process};
 use crate::trace::{Access, Touch, Toucher};
 use crate::uffd::UffdError;
 
-/// Records the parts `faults` and `writes`, or one of them.
+/// Records the parts `faults` and `writes`, or one of them, in the process of the guest.
+///
+/// Guest memory is what [`start`](Self::start) returns. [`begin`](Self::begin) comes right before
+/// the vCPUs run, [`end`](Self::end) after the response. Every fault must occur in the vCPU's own
+/// thread: KVM's asynchronous page faults always request write access and would be recorded as
+/// writes.
 #[derive(Debug)]
-pub(crate) struct Touches {
+pub struct Touches {
     parts: Vec<Part>,
-    running: Option<(Recorder, MemoryLayout)>,
+    recorder: Recorder,
+    layout: MemoryLayout,
     /// The snapshot's pages, for the search for page tables; the recorder has a store of its own.
     store: Option<PageStore>,
     /// Whether the kernel marks written pages, so that later writes are not recorded as touches.
@@ -38,12 +41,6 @@ pub(crate) struct Touches {
     memory: Option<Arc<GuestMemory>>,
     /// The marked pages at the end of the recording.
     marked: Option<io::Result<PageSet>>,
-}
-
-impl Touches {
-    pub(super) fn new(parts: Vec<Part>) -> Self {
-        Self { parts, running: None, store: None, marks: true, memory: None, marked: None }
-    }
 }
 
 /// A profile does not contain the origin of a touch.
@@ -61,71 +58,64 @@ impl FaultObserver for Unattributed {
     fn release(&mut self) {}
 }
 
-impl ProfileRecorder for Touches {
-    fn parts(&self) -> Vec<Part> {
-        self.parts.clone()
-    }
-
-    fn faults_in_vcpu_threads(&self) -> bool {
-        true
-    }
-
-    fn memory(&mut self, snapshot: &Snapshot) -> Result<GuestMemory, ProfileRecordError> {
+impl Touches {
+    /// Returns guest memory with the contents of a snapshot, and the recorder of these of its
+    /// parts: others are ignored.
+    ///
+    /// # Errors
+    /// [`RecordError`].
+    pub fn start(
+        snapshot: &Snapshot,
+        parts: Vec<Part>,
+    ) -> Result<(GuestMemory, Self), RecordError> {
         let layout = &snapshot.manifest().layout;
-        let recorded = Recorder::start_first_touches(
-            PageStore::of(snapshot),
-            layout,
-            Box::new(Unattributed),
-            end_process,
-        );
-        let (memory, recorder) = match recorded {
-            Err(RecordError::Uffd(UffdError::Features { .. })) => {
-                self.marks = false;
-                Recorder::start(
-                    PageStore::of(snapshot),
-                    layout,
-                    Box::new(Unattributed),
-                    end_process,
-                )
-            }
-            recorded => recorded,
-        }?;
-        self.running = Some((recorder, layout.clone()));
-        if self.parts.contains(&Part::Faults) {
-            self.store = Some(PageStore::of(snapshot));
-        }
-        Ok(memory)
+        let store = || PageStore::of(snapshot);
+        let observer = Box::new(Unattributed);
+        let recorded = Recorder::start_first_touches(store(), layout, observer, end_process);
+        let marks = !matches!(recorded, Err(RecordError::Uffd(UffdError::Features { .. })));
+        let (memory, recorder) = if marks {
+            recorded?
+        } else {
+            Recorder::start(store(), layout, Box::new(Unattributed), end_process)?
+        };
+        let store = parts.contains(&Part::Faults).then(store);
+        let layout = layout.clone();
+        let touches = Self { parts, recorder, layout, store, marks, memory: None, marked: None };
+        Ok((memory, touches))
     }
 
-    /// Recording started with [`memory`](Self::memory): the monitor repeats its touches before the
-    /// resume in every thaw.
-    fn begin(&mut self, _: &Snapshot, memory: &Arc<GuestMemory>) -> Result<(), ProfileRecordError> {
+    /// Called right before the vCPUs run. Recording started with [`start`](Self::start): the
+    /// monitor repeats its touches before the resume in every thaw.
+    pub fn begin(&mut self, memory: &Arc<GuestMemory>) {
         let reads_marks = self.marks && self.parts.contains(&Part::Writes);
         self.memory = reads_marks.then(|| memory.clone());
-        Ok(())
     }
 
-    fn end(&mut self) {
+    /// Ends the recorded part of the run: later touches are not part of the profile. It may be
+    /// called while a vCPU waits. A failure is kept and returned by [`finish`](Self::finish).
+    pub fn end(&mut self) {
         if let Some(memory) = self.memory.take() {
             self.marked = Some(marked(&memory));
         }
-        if let Some((recorder, _)) = &self.running {
-            recorder.stop_recording();
-        }
+        self.recorder.stop_recording();
     }
 
-    fn finish(self: Box<Self>, profile: &mut Profile) -> Result<(), ProfileRecordError> {
-        let Some((recorder, layout)) = self.running else { return Ok(()) };
+    /// Fills its parts of the profile. Nothing may access guest memory any more.
+    ///
+    /// # Errors
+    /// [`RecordError`]; no part is filled.
+    pub fn finish(self, profile: &mut Profile) -> Result<(), RecordError> {
+        let Self { parts, recorder, layout, store, marked, .. } = self;
         let Recording { touches, .. } = recorder.finish()?;
-        if let Some(store) = self.store {
+        let marked = marked.transpose().map_err(RecordError::Written)?;
+        if let Some(store) = store {
             let faults = in_order(&touches, &layout);
             let touched = PageSet::of(&faults, layout.pages());
-            let small = small_leaves(&store, &layout, &touched).map_err(RecordError::from)?;
+            let small = small_leaves(&store, &layout, &touched)?;
             profile.small_leaves = Some(small.to_ranges());
             profile.faults = Some(faults);
         }
-        if self.parts.contains(&Part::Writes) {
-            let marked = self.marked.transpose().map_err(RecordError::Written)?;
+        if parts.contains(&Part::Writes) {
             profile.written = Some(written(&touches, marked, &layout));
         }
         Ok(())

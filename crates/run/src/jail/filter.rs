@@ -120,6 +120,8 @@ const KVM_CREATE: [u64; 3] = [0xae01, 0xae41, 0xc00c_aee0];
 const USERFAULTFD_NEW: u64 = 0xaa00;
 /// `FS_IOC_MEASURE_VERITY`.
 const MEASURE_VERITY: u64 = 0xc004_6686;
+/// `PAGEMAP_SCAN` (Linux Documentation/admin-guide/mm/pagemap.rst), on the pagemap of this process.
+const PAGEMAP_SCAN: u64 = 0xc060_6610;
 /// Offloads of a tap device (Linux Documentation/networking/tuntap.rst).
 const TUNSETOFFLOAD: u64 = 0x4004_54d0;
 /// Options of sockets (socket(7)): time limits in both of the kernel's forms, and the end of a
@@ -223,6 +225,7 @@ fn allowed() -> Result<Rules> {
                 all(&[(1, Dword, Eq, libc::FIONBIO)])?,
                 all(&[(1, Dword, Eq, TUNSETOFFLOAD)])?,
                 all(&[(1, Dword, Eq, MEASURE_VERITY)])?,
+                all(&[(1, Dword, Eq, PAGEMAP_SCAN)])?,
             ],
         ),
     ]);

@@ -14,6 +14,8 @@
 //!                                           ── Resume ──────────────────────────────▶
 //!   ◀── Held ────────────────────────────   a player that is to wait
 //!   ── Release ─────────────────────────▶
+//!   ◀── Observe(thread) ─────────────────   where a trace is recorded
+//!   ── Observed(Tracepoints) ───────────▶
 //!   ◀── Note(text) ──────────────────────   any number of them
 //!   ◀── Answered(Outcome) ───────────────   where the start has an event
 //!   ◀── Started(StartReport) ────────────   or Failed(StartError)
@@ -29,7 +31,7 @@ mod serve;
 mod supervisor;
 
 use firn_agent::protocol::RoleCredentials;
-use firn_vmm::Shape;
+use firn_vmm::{Shape, TracepointFormat};
 use serde::{Deserialize, Serialize};
 
 use crate::descriptors::Slot;
@@ -67,6 +69,8 @@ pub(crate) enum Order {
     },
     /// Open the snapshot of the spec and plan, without a start.
     Plan(Box<StartSpec>),
+    /// The answer to [`Event::Observe`].
+    Observed(Result<ThreadTracepoints, StartError>),
     /// Let a player that was [held](Event::Held) check its memory.
     Release,
     /// Pause the vCPUs of the microVM, which serves no request.
@@ -100,6 +104,11 @@ pub(crate) enum Event {
         /// What the guest writes to its disk, if that is in memory.
         disk: u64,
     },
+    /// A thread's tracepoints of KVM are needed: its id in the monitor's pid namespace.
+    Observe {
+        /// The id.
+        thread: u32,
+    },
     /// A player has touched its last page and waits for [`Order::Release`].
     Held,
     /// The function has answered; the report, which has the answer too, follows.
@@ -108,6 +117,13 @@ pub(crate) enum Event {
     Note(String),
     /// The microVM did not start, or failed.
     Failed(StartError),
+}
+
+/// KVM's tracepoints of a thread of the monitor, open.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ThreadTracepoints {
+    format: TracepointFormat,
+    events: [Slot; 2],
 }
 
 #[cfg(test)]

@@ -13,12 +13,12 @@ use firn_base::{ErrorChain, error_chain, now_ns};
 use firn_memory::OwnDevices;
 use firn_pool::Client;
 use firn_snapshot::SnapshotDirectory;
-use firn_vmm::Shape;
+use firn_vmm::{Shape, Tracepoints};
 use thiserror::Error;
 
 use super::connection::{Connection, ReceiveError};
 use super::devices::Devices;
-use super::{Event, Order};
+use super::{Event, Order, ThreadTracepoints};
 use crate::descriptors::Descriptors;
 use crate::error::StartError;
 use crate::instance::Instances;
@@ -63,6 +63,10 @@ pub struct Monitor {
     /// Whether it has reported what it needs of memory, which it does once, before its guest runs.
     has_size: bool,
     mode: JailMode,
+    /// Whether it is to record a trace.
+    traces: bool,
+    /// Alive as long as it reads them.
+    tracepoints: Option<Tracepoints>,
 }
 
 /// A monitor's process cannot be used.
@@ -151,6 +155,8 @@ impl Monitor {
             missing,
             has_size: false,
             mode: jail.mode(),
+            traces: false,
+            tracepoints: None,
         };
         let thread = std::thread::Builder::new().name("monitor-stderr".into()).spawn(read);
         monitor.stderr = Some(thread.map_err(MonitorError::Spawn)?);
@@ -220,6 +226,7 @@ impl Monitor {
     /// [`StartError::Monitor`].
     pub fn start(&mut self, spec: StartSpec, descriptors: &Descriptors) -> Result<(), StartError> {
         let request_ns = spec.request_ns.or_else(|| Some(now_ns()));
+        self.traces = spec.traces();
         self.send(&Order::Start(Box::new(StartSpec { request_ns, ..spec })), descriptors)
     }
 
@@ -443,6 +450,26 @@ impl Monitor {
         }
     }
 
+    /// Opens the tracepoints of a thread of the monitor, for a trace.
+    pub(super) fn observe(&mut self, thread: u32) -> Result<(), StartError> {
+        // Once the guest runs it could be the guest's word.
+        if !std::mem::take(&mut self.traces) {
+            return Err(MonitorError::Order.into());
+        }
+        let mut descriptors = Descriptors::default();
+        let mut open = || -> Result<_, StartError> {
+            let failed = |error| StartError::session("look at the monitor's threads", error);
+            let thread = outer_thread(self.pid(), thread).map_err(failed)?;
+            let tracepoints = Tracepoints::of_thread(thread)?;
+            let events = tracepoints.events().map_err(failed)?;
+            let events = events.map(|event| descriptors.add(event));
+            let format = self.tracepoints.insert(tracepoints).format();
+            Ok(ThreadTracepoints { format, events })
+        };
+        let observed = open();
+        self.send(&Order::Observed(observed), &descriptors)
+    }
+
     fn timed_out(&mut self, limit: Option<Duration>) -> StartError {
         let _ = self.child.kill();
         StartError::TimedOut(limit.unwrap_or_default().as_secs())
@@ -475,6 +502,22 @@ impl Monitor {
         }
         .into()
     }
+}
+
+/// The system-wide id of a thread of a process, by its id in the process's own pid namespace
+/// (proc_pid_status(5), NSpid).
+fn outer_thread(process: u32, thread: u32) -> std::io::Result<u32> {
+    for task in std::fs::read_dir(format!("/proc/{process}/task"))? {
+        let task = task?;
+        let status = std::fs::read_to_string(task.path().join("status"))?;
+        let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+        let inner = ids.and_then(|ids| ids.split_whitespace().last());
+        if inner.is_some_and(|inner| inner.parse() == Ok(thread)) {
+            let outer = task.file_name().to_str().and_then(|outer| outer.parse().ok());
+            return outer.ok_or_else(|| std::io::ErrorKind::InvalidData.into());
+        }
+    }
+    Err(std::io::ErrorKind::NotFound.into())
 }
 
 fn after_colon(text: &str) -> String {

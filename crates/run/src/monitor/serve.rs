@@ -1,5 +1,6 @@
 //! The monitor's side.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
@@ -7,13 +8,13 @@ use std::time::Duration;
 use firn_base::{ErrorChain, error_chain, now_ns};
 use firn_memory::planners::parse;
 use firn_memory::{HostFacts, map_program, prefer_as_victim};
-use firn_vmm::{Microvm, Shape};
+use firn_vmm::{Microvm, Shape, TracepointFormat};
 use parking_lot::Mutex;
 use signal_hook::consts::SIGTERM;
 
 use super::connection::{Connection, ReceiveError};
 use super::devices::Devices;
-use super::{Event, Order};
+use super::{Event, Order, ThreadTracepoints};
 use crate::descriptors::Descriptors;
 use crate::error::StartError;
 use crate::guest::Listener;
@@ -35,7 +36,12 @@ struct Reporter {
     jail: Option<JailReport>,
     /// Gets a message, or is closed, when a player may check its memory.
     released: Mutex<Receiver<()>>,
+    /// Gets the answer to [`Event::Observe`], or is closed.
+    observed: Mutex<Receiver<Observed>>,
 }
+
+/// The answer to [`Event::Observe`].
+type Observed = (Result<ThreadTracepoints, StartError>, Descriptors);
 
 impl Reporter {
     /// A process that has ended gets no message.
@@ -57,6 +63,14 @@ impl Listener for Reporter {
     fn held(&self) {
         self.send(&Event::Held);
         let _ = self.released.lock().recv();
+    }
+
+    fn tracepoints(&self, thread: u32) -> Result<(TracepointFormat, [OwnedFd; 2]), StartError> {
+        self.send(&Event::Observe { thread });
+        let ended = |_| StartError::Spec("the owner has ended".to_owned());
+        let (observed, mut descriptors) = self.observed.lock().recv().map_err(ended)?;
+        let ThreadTracepoints { format, events: [first, second] } = observed?;
+        Ok((format, [descriptors.take(first)?, descriptors.take(second)?]))
     }
 
     fn sized(&self, memory: u64, disk: u64) {
@@ -98,6 +112,7 @@ pub fn serve(jail: JailMode, shared: Option<&SharedPaths>) -> Result<(), StartEr
     // The thread that ends this process with its owner starts before there is an order, and reads
     // after it.
     let (release, released) = sync_channel(1);
+    let (observe, observed) = sync_channel(1);
     let (begin, begun) = sync_channel(1);
     let (reader, ending) = (connection.clone(), interruption.ending());
     let follow_owner = move || {
@@ -107,6 +122,9 @@ pub fn serve(jail: JailMode, shared: Option<&SharedPaths>) -> Result<(), StartEr
             match reader.receive::<Order>(None) {
                 // A player that does not wait is not released.
                 Ok((Order::Release, _)) => drop(release.try_send(())),
+                Ok((Order::Observed(observed), descriptors)) => {
+                    drop(observe.try_send((observed, descriptors)));
+                }
                 Ok((Order::Pause, _)) => ending.post(Microvm::pause),
                 Ok((Order::Unpause, _)) => ending.post(Microvm::resume),
                 Ok((Order::End { signal }, _)) => break signal,
@@ -141,8 +159,12 @@ pub fn serve(jail: JailMode, shared: Option<&SharedPaths>) -> Result<(), StartEr
     if !ready {
         let _ = begin.send(());
     }
-    let reporter =
-        Arc::new(Reporter { connection: connection.clone(), jail, released: Mutex::new(released) });
+    let reporter = Arc::new(Reporter {
+        connection: connection.clone(),
+        jail,
+        released: Mutex::new(released),
+        observed: Mutex::new(observed),
+    });
     let hold = |making: &Making| {
         reporter.send(&Event::MadeReady(Box::new(making.clone())));
         let clock = wait_for_resume(&connection)?;
@@ -164,6 +186,7 @@ pub fn serve(jail: JailMode, shared: Option<&SharedPaths>) -> Result<(), StartEr
         | Order::End { .. }
         | Order::Resume { .. }
         | Order::StandBy { .. }
+        | Order::Observed(_)
         | Order::Pause
         | Order::Unpause => Err(StartError::Spec("the first order starts nothing".to_owned())),
     }
@@ -178,8 +201,8 @@ fn wait_for_resume(connection: &Connection) -> Result<Option<Resumption>, StartE
             let clock = Clock { begun_ns, request_ns, stood_by: true };
             Ok(Some(Resumption { clock, credentials }))
         }
+        Ok((Order::End { .. }, _)) | Err(ReceiveError::Closed) => Ok(None),
         Ok(_) => Err(StartError::Spec("a ready clone is only resumed".to_owned())),
-        Err(ReceiveError::Closed) => Ok(None),
         Err(error) => Err(StartError::Monitor(ErrorChain::of(&error))),
     }
 }

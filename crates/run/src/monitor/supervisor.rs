@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use firn_base::now_ns;
+
 use super::process::{Monitor, MonitorError};
 use super::{Event, Order};
 use crate::descriptors::Descriptors;
@@ -15,7 +17,7 @@ use crate::spec::StartSpec;
 /// The monitor of a microVM that ends with this process, and on the signals that end it.
 pub struct Supervisor {
     monitor: Monitor,
-    interruption: Interruption,
+    interruption: Option<Interruption>,
 }
 
 impl Supervisor {
@@ -32,7 +34,15 @@ impl Supervisor {
             // The monitor may have ended just now.
             let _ = connection.send_now(&Order::End { signal });
         })?;
-        Ok(Self { monitor, interruption })
+        Ok(Self { monitor, interruption: Some(interruption) })
+    }
+
+    /// The same for a process that handles signals by itself.
+    ///
+    /// # Errors
+    /// [`StartError::Monitor`].
+    pub fn spawn_in(jail: &Jail, program: &Path, kvm: &Path) -> Result<Self, StartError> {
+        Ok(Self { monitor: Monitor::spawn(jail, program, kvm)?, interruption: None })
     }
 
     /// Starts the microVM of a spec in the monitor, tells `listener` what the monitor reports, and
@@ -52,10 +62,41 @@ impl Supervisor {
         // What the monitor alone holds is closed when it ends.
         drop(descriptors);
         let done = sent.and_then(|()| self.monitor.follow(listener));
-        match (done, self.interruption.signal()) {
-            (Err(StartError::Monitor(_)), Some(signal)) => Err(StartError::Signal(signal)),
-            (done, _) => done,
-        }
+        or_signal(done, self.interruption.as_ref())
+    }
+
+    /// The same, and calls `ready` with the id of the monitor's process right before the guest's
+    /// first instruction.
+    ///
+    /// # Errors
+    /// That of `ready`; and as [`Supervisor::run`].
+    pub fn run_from_ready<E: From<StartError>>(
+        mut self,
+        spec: StartSpec,
+        descriptors: Descriptors,
+        ready: impl FnOnce(u32) -> Result<(), E>,
+        listener: &Arc<dyn Listener>,
+    ) -> Result<(), E> {
+        let limit = spec.time_limit;
+        let sent = self.monitor.make_ready(spec, &descriptors);
+        drop(descriptors);
+        let made = sent.and_then(|()| self.monitor.wait_made_ready(limit).map(drop));
+        or_signal(made, self.interruption.as_ref())?;
+        ready(self.monitor.pid())?;
+        let resumed = self.monitor.resume(now_ns(), None);
+        let done = resumed.and_then(|()| self.monitor.follow(listener));
+        Ok(or_signal(done, self.interruption.as_ref())?)
+    }
+}
+
+/// A signal explains why a monitor ended without a report.
+fn or_signal(
+    done: Result<(), StartError>,
+    interruption: Option<&Interruption>,
+) -> Result<(), StartError> {
+    match (done, interruption.and_then(Interruption::signal)) {
+        (Err(StartError::Monitor(_)), Some(signal)) => Err(StartError::Signal(signal)),
+        (done, _) => done,
     }
 }
 
@@ -71,6 +112,7 @@ impl Monitor {
                 Some(Event::Answered(outcome)) => listener.answered(&outcome),
                 Some(Event::Started(report)) => listener.started(&report),
                 Some(Event::Note(text)) => listener.note(&text),
+                Some(Event::Observe { thread }) => self.observe(thread)?,
                 Some(Event::Held) => {
                     let (connection, listener) = (self.connection()?, listener.clone());
                     let hold = move || {

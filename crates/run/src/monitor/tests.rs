@@ -32,6 +32,7 @@ fn spec(event: String, descriptors: &mut Descriptors, container: File) -> StartS
         root: None,
         invoke: Some(InvokeSpec { event, keep: true, compare: false }),
         replay: ReplaySpec::default(),
+        record: None,
     };
     StartSpec::new(Origin::Thaw(thaw), HostSpec::default(), Duration::from_secs(7))
 }

@@ -6,14 +6,12 @@
 
 #[cfg(feature = "player-agent")]
 pub(crate) mod agent;
-mod record;
 mod registers;
 mod replay;
 
 use firn_snapshot::Manifest;
 use firn_vmm::{Console, HostConfig, MmioWindow, Network};
 
-pub use record::{RecordRunError, record};
 pub(crate) use replay::Player;
 pub use replay::replay;
 

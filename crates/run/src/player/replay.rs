@@ -176,7 +176,7 @@ pub fn replay(
 ) -> Result<StartReport, StartError> {
     let player = Player::new(source, spec)?;
     let listener: Arc<dyn Listener> = Arc::new(Silent);
-    let order = Order { kvm, clock, descriptors: Descriptors::default(), hold: None };
+    let order = Order { kvm, clock, descriptors: Descriptors::default(), hold: None, record: None };
     let ended = live(player, source, planner, order, &listener)?.ok_or(StartError::Ended)?;
     let report = ended.report.ok_or(StartError::Ended)?;
     Ok(*report)

@@ -7,6 +7,7 @@
 //! stack, the processor's tables, and the page tables on the way to each. A thread that cannot be
 //! interrupted is in a copy operation of KVM.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ use firn_memory::trace::Toucher;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use thiserror::Error;
 
-use super::guest_time::{GuestTime, GuestTimeError, GuestTimeTotals};
+use super::guest_time::{GuestTime, GuestTimeError, GuestTimeTotals, TracepointFormat};
 use crate::access::{
     PageTables, PhysicalMemory, Registers, WalkEnd, accessed_by_delivery, accessed_by_instruction,
 };
@@ -114,14 +115,23 @@ pub fn fault_attribution() -> (FaultAttribution, AttributionControl) {
 
 impl AttributionControl {
     /// Observes the vCPU of a microVM that does not run yet, and measures its time in guest mode.
+    /// `tracepoints` returns those of a thread of this process
+    /// ([`Tracepoints`](super::Tracepoints)), open.
     ///
     /// # Errors
-    /// See [`AttributionError`].
-    pub fn attach(&self, microvm: &mut Microvm) -> Result<(), AttributionError> {
+    /// See [`AttributionError`]; or that of `tracepoints`.
+    pub fn attach<E: From<AttributionError>>(
+        &self,
+        microvm: &mut Microvm,
+        tracepoints: impl FnOnce(u32) -> Result<(TracepointFormat, [OwnedFd; 2]), E>,
+    ) -> Result<(), E> {
         let observer: Arc<dyn Observer> = self.shared.clone();
-        let threads = microvm.observe(&observer)?;
-        let [thread] = threads[..] else { return Err(AttributionError::Vcpus(threads.len())) };
-        let time = GuestTime::of_thread(thread.id())?;
+        let threads = microvm.observe(&observer).map_err(AttributionError::from)?;
+        let [thread] = threads[..] else {
+            return Err(AttributionError::Vcpus(threads.len()).into());
+        };
+        let (format, events) = tracepoints(thread.id())?;
+        let time = GuestTime::new(format, events).map_err(AttributionError::from)?;
         let mut state = self.shared.state.lock();
         state.thread = Some(thread);
         state.time = Some(time);

@@ -7,7 +7,9 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::perf_ring::{PerfError, PerfRing};
@@ -39,7 +41,7 @@ pub enum GuestTimeError {
 }
 
 /// A vCPU's time in guest mode, in total.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestTimeTotals {
     /// Stays in guest mode.
     pub stays: u64,
@@ -51,30 +53,70 @@ pub struct GuestTimeTotals {
     pub worked: u64,
 }
 
-/// The time of one vCPU's thread in guest mode.
+/// KVM's tracepoints of one thread, open, for a process that may not open them itself. They are
+/// recorded as long as this value lives.
 #[derive(Debug)]
-pub(super) struct GuestTime {
+pub struct Tracepoints {
     ring: PerfRing,
+    format: TracepointFormat,
+}
+
+/// How the records of [`Tracepoints`] are to be read.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct TracepointFormat {
     entry: u16,
     exit: u16,
     /// Offset of the instruction pointer in the record of `kvm_exit`.
     rip_at: usize,
+}
+
+impl Tracepoints {
+    /// Records the tracepoints of a thread, by its system-wide id, from now on.
+    ///
+    /// # Errors
+    /// See [`GuestTimeError`].
+    pub fn of_thread(thread: u32) -> Result<Self, GuestTimeError> {
+        let (entry, _) = tracepoint("kvm_entry")?;
+        let (exit, format) = tracepoint("kvm_exit")?;
+        let rip_at = offset(&format, "guest_rip").ok_or(GuestTimeError::Format("kvm_exit"))?;
+        let ring = PerfRing::open([entry, exit], thread)?;
+        Ok(Self { ring, format: TracepointFormat { entry, exit, rip_at } })
+    }
+
+    /// Their format.
+    #[must_use]
+    pub fn format(&self) -> TracepointFormat {
+        self.format
+    }
+
+    /// Their descriptors, for [`AttributionControl::attach`](super::AttributionControl::attach).
+    ///
+    /// # Errors
+    /// That of dup(2).
+    pub fn events(&self) -> io::Result<[OwnedFd; 2]> {
+        self.ring.events()
+    }
+}
+
+/// The time of one vCPU's thread in guest mode.
+#[derive(Debug)]
+pub(super) struct GuestTime {
+    ring: PerfRing,
+    format: TracepointFormat,
     entered: Option<u64>,
     shortest: u64,
     totals: GuestTimeTotals,
 }
 
 impl GuestTime {
-    /// Measures a thread from now on.
-    pub(super) fn of_thread(thread: u32) -> Result<Self, GuestTimeError> {
-        let (entry, _) = tracepoint("kvm_entry")?;
-        let (exit, format) = tracepoint("kvm_exit")?;
-        let rip_at = offset(&format, "guest_rip").ok_or(GuestTimeError::Format("kvm_exit"))?;
+    /// The time by the tracepoints of the vCPU's thread, from when they were opened.
+    pub(super) fn new(
+        format: TracepointFormat,
+        events: [OwnedFd; 2],
+    ) -> Result<Self, GuestTimeError> {
         Ok(Self {
-            ring: PerfRing::open([entry, exit], thread)?,
-            entry,
-            exit,
-            rip_at,
+            ring: PerfRing::of(events)?,
+            format,
             entered: None,
             shortest: u64::MAX,
             totals: GuestTimeTotals::default(),
@@ -84,16 +126,17 @@ impl GuestTime {
     /// The time in guest mode of the stays that ended since the last call, ns. `halted` returns
     /// whether a guest that exited at an instruction pointer had halted.
     pub(super) fn take(&mut self, halted: impl Fn(u64) -> bool) -> Result<u64, GuestTimeError> {
-        let Self { ring, entry, exit, rip_at, entered, shortest, totals } = self;
+        let Self { ring, format, entered, shortest, totals } = self;
+        let TracepointFormat { entry, exit, rip_at } = *format;
         let mut stays: Vec<u64> = Vec::new();
         ring.drain(|sample| {
-            if sample.tracepoint == *entry {
+            if sample.tracepoint == entry {
                 *entered = Some(sample.time);
-            } else if sample.tracepoint == *exit
+            } else if sample.tracepoint == exit
                 && let Some(since) = entered.take()
             {
                 let stay = sample.time.saturating_sub(since);
-                let rip = sample.u64_at(*rip_at).ok_or(PerfError::Sample)?;
+                let rip = sample.u64_at(rip_at).ok_or(PerfError::Sample)?;
                 totals.stays += 1;
                 *shortest = (*shortest).min(stay);
                 if halted(rip) {

@@ -10,4 +10,4 @@ pub use fault_attribution::{
     AttributionControl, AttributionError, FaultAttribution, fault_attribution,
 };
 pub use free_pages::{FreePagesError, free_pages};
-pub use guest_time::{GuestTimeError, GuestTimeTotals};
+pub use guest_time::{GuestTimeError, GuestTimeTotals, TracepointFormat, Tracepoints};

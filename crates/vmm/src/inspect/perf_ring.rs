@@ -90,35 +90,48 @@ fn open(tracepoint: u16, thread: u32) -> Result<OwnedFd, PerfError> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The samples of two tracepoints of one thread, in the order of their times.
+/// The samples of two tracepoints of one thread, in the order of their times. Another process can
+/// read them, too, as long as this one is alive.
 #[derive(Debug)]
 pub(super) struct PerfRing {
     /// The mapping: the page of [`perf_event_mmap_page`], then the ring.
     base: NonNull<u8>,
     /// The tracepoints stay enabled while these are open.
-    _events: [OwnedFd; 2],
+    events: [OwnedFd; 2],
 }
 
 // SAFETY: the mapping belongs to this value alone and may be used from any one thread.
 unsafe impl Send for PerfRing {}
+// SAFETY: through a shared reference only the counters are accessed, which are atomic.
+unsafe impl Sync for PerfRing {}
 
 impl PerfRing {
     /// Samples two tracepoints of a thread from now on.
     pub(super) fn open(tracepoints: [u16; 2], thread: u32) -> Result<Self, PerfError> {
-        let events = [open(tracepoints[0], thread)?, open(tracepoints[1], thread)?];
+        let ring = Self::of([open(tracepoints[0], thread)?, open(tracepoints[1], thread)?])?;
+        let [first, second] = &ring.events;
+        // SAFETY: the operation takes a descriptor and accesses no memory of this process.
+        if unsafe { ioctls::SET_OUTPUT(second.as_raw_fd(), first.as_raw_fd()) } != 0 {
+            return Err(PerfError::Open(io::Error::last_os_error()));
+        }
+        Ok(ring)
+    }
+
+    /// The samples of tracepoints that are open. The first has the ring.
+    pub(super) fn of(events: [OwnedFd; 2]) -> Result<Self, PerfError> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         let (anywhere, len) = (std::ptr::null_mut(), COUNTERS + RING);
         // SAFETY: a new mapping at an address that the kernel chooses affects no other memory.
         let base = unsafe { mmap(anywhere, len, protection, flags, &events[0], 0) };
         let base = base.map_err(|errno| PerfError::Map(errno.into()))?;
         let base = NonNull::new(base.cast()).ok_or(PerfError::Sample)?;
-        let ring = Self { base, _events: events };
-        let [first, second] = &ring._events;
-        // SAFETY: the operation takes a descriptor and accesses no memory of this process.
-        if unsafe { ioctls::SET_OUTPUT(second.as_raw_fd(), first.as_raw_fd()) } != 0 {
-            return Err(PerfError::Open(io::Error::last_os_error()));
-        }
-        Ok(ring)
+        Ok(Self { base, events })
+    }
+
+    /// The tracepoints, for the process that reads the samples.
+    pub(super) fn events(&self) -> io::Result<[OwnedFd; 2]> {
+        let [first, second] = &self.events;
+        Ok([first.try_clone()?, second.try_clone()?])
     }
 
     fn counter(&self, offset: usize) -> &AtomicU64 {
@@ -182,7 +195,7 @@ impl PerfRing {
 
 impl Drop for PerfRing {
     fn drop(&mut self) {
-        // SAFETY: this is the mapping that `open` made, and nothing uses it any more.
+        // SAFETY: this is the mapping that `of` made, and nothing uses it any more.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), COUNTERS + RING) };
     }
 }

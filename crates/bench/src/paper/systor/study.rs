@@ -96,7 +96,7 @@ impl Study<'_> {
             ..self.players(tier, FAULTS, &[false])
         };
         tier.limit(false)?;
-        let prepared = players.prepare(None, readers, readers, self.harness.progress)?;
+        let prepared = players.prepare(None, readers, readers, self.harness)?;
         let session = self.session(&prepared, readers, false);
         let pages = |report: &StartReport| report.replay.as_ref().map_or(0, |found| found.pages);
         let mut faults = [0.0; 2];
@@ -280,7 +280,9 @@ impl Study<'_> {
         readahead.dedup();
         tier.limit(false)?;
         let players = self.players(tier, cells[0].trace, &readahead);
-        Ok(players.prepare(None, most, most, &Quiet)?)
+        let quiet =
+            Harness { progress: &Quiet, program: self.harness.program.clone(), ..*self.harness };
+        Ok(players.prepare(None, most, most, &quiet)?)
     }
 
     /// Makes all runs, each with every arm in an order of its own. An arm that fails is left out.

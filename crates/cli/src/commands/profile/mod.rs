@@ -1,6 +1,5 @@
 //! `firn profile`: what runs of a frozen guest touch, recorded and shown.
 
-mod linux;
 mod pack;
 mod picture;
 mod record;
@@ -41,13 +40,3 @@ fn left_out(parts: &[Part], error: &(dyn std::error::Error + 'static)) {
     let reason = error_chain(error);
     output::note(&format!("firn: left out: {}: {}", names.join(", "), output::plain(&reason)));
 }
-
-/// Notes where in the kernel a recorder is attached, if that depends on the kernel.
-fn watched(at: Option<&str>) {
-    if let Some(at) = at {
-        output::note(&format!("firn: the page cache is watched at {at}"));
-    }
-}
-
-#[cfg(test)]
-mod tests;

@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -12,17 +13,21 @@ use clap::Args;
 use firn_base::{PageRange, error_chain};
 use firn_memory::planners::{FaaSnap, pack};
 use firn_memory::recorders::{self, Part};
-use firn_run::player::{RecordRunError, record, traces_of};
+use firn_run::monitor::Supervisor;
+use firn_run::player::traces_of;
+use firn_run::{Descriptors, OpenedFile, RecordError, RecordedThaw, RecordingHost, SourceSpec};
 use firn_snapshot::{Profile, Snapshot, set_profile, sign};
 use firn_vmm::free_pages;
 
-use super::linux::{self, Runs};
+use super::left_out;
 use super::summary::Summary;
-use super::{left_out, watched};
-use crate::host_args::HostArgs;
+use crate::commands::invoke;
+use crate::event;
+use crate::host_args::MonitorHostArgs;
 use crate::output;
 use crate::signature_args::SignerArgs;
 use crate::snapshot_args::SnapshotArgs;
+use crate::supervisor;
 
 /// The part that needs no run.
 const FREE: &str = "free";
@@ -75,7 +80,7 @@ pub(crate) struct RecordArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    host: HostArgs,
+    monitor: MonitorHostArgs,
 }
 
 pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
@@ -114,61 +119,44 @@ pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
         profile.free = Some(free_runs(snapshot)?);
     }
     let recorders = recorders::of(&parts);
-    if recorders.is_empty() {
-        // The free pages alone: nothing runs.
-    } else if traces_of(snapshot.manifest()).is_some() {
-        if arguments.invoke.is_some() {
-            bail!("a player answers no event: leave --invoke out, and name its trace with --input");
-        }
-        if arguments.freeze.is_some() {
-            bail!(
-                "--freeze is for functions: a player's memory after a replay is not the memory that a replay starts from, so \
-                 a player is its own second snapshot"
-            );
-        }
-        let input = arguments.input.as_deref();
+    // Without one, the free pages alone: nothing runs.
+    if !recorders.is_empty() {
+        let traces = traces_of(snapshot.manifest());
+        let event = event(arguments, traces.is_some())?;
+        let thaw = RecordedThaw {
+            snapshot,
+            in_pool: opened.grant().is_some(),
+            event: event.as_deref(),
+            trace: arguments.input.as_deref().filter(|_| traces.is_some()),
+            freeze: arguments.freeze.as_deref(),
+            software_kvm: arguments.monitor.host.software_kvm,
+            limit: Duration::from_secs(arguments.time_limit),
+        };
         for recorder in recorders {
             let parts = recorder.parts();
-            match record(
-                &opened,
-                input,
-                recorder,
-                arguments.host.kvm.as_path().into(),
-                &mut profile,
-            ) {
-                Err(RecordRunError::Recorder(error)) if lenient && error.is_host_limitation() => {
-                    left_out(&parts, &error);
-                }
-                done => {
-                    watched(done?.as_deref());
-                    recorded += 1;
-                }
+            if traces.is_none() {
+                let names: Vec<&str> = parts.iter().copied().map(Part::name).collect();
+                output::note(&format!("firn: a run is recorded for {}", names.join(", ")));
             }
-        }
-    } else {
-        let freeze = arguments.freeze.as_deref();
-        let parent = freeze.and_then(Path::parent);
-        if parent.is_some_and(|parent| parent != Path::new("") && !parent.is_dir()) {
-            bail!(
-                "the second snapshot cannot be {}: create the directory that contains it first",
-                freeze.unwrap_or(Path::new("")).display()
-            );
-        }
-        let guest = linux::Guest {
-            host: &arguments.host,
-            root: arguments.root.as_deref(),
-            event: arguments.invoke.as_deref(),
-            input: arguments.input.as_deref(),
-            time_limit: arguments.time_limit,
-            freeze,
-            lenient,
-        };
-        match linux::record(&opened, &guest, recorders, &mut profile)? {
-            Runs::Recorded(runs) => recorded = runs,
-            Runs::Failed(failed) => {
+            let outcome = match thaw.record(recorder, arguments, &mut profile) {
+                Err(error) if lenient && is_host_limitation(&error) => {
+                    left_out(&parts, &*error);
+                    continue;
+                }
+                outcome => outcome?,
+            };
+            if let Some(outcome) = outcome.filter(|outcome| outcome.error.is_some()) {
+                invoke::print(&outcome);
                 output::note("firn: the function failed: no profile is written");
-                return Ok(failed);
+                return Ok(ExitCode::from(invoke::exit_code(&outcome)));
             }
+            recorded += 1;
+        }
+        let first = traces.and_then(|traces| traces.first().copied());
+        let input = arguments.input.as_deref().or(first).or(arguments.invoke.as_deref());
+        let input = input.unwrap_or_default();
+        if recorded > 0 && profile.inputs.iter().all(|known| known != input) {
+            profile.inputs.push(input.to_owned());
         }
     }
     if recorded == 0 && !free {
@@ -191,6 +179,58 @@ pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
         output::line(&summary.to_string());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The event of a guest with Linux.
+fn event(arguments: &RecordArgs, is_player: bool) -> anyhow::Result<Option<String>> {
+    if is_player {
+        if arguments.invoke.is_some() {
+            bail!("a player answers no event: leave --invoke out, and name its trace with --input");
+        }
+        if arguments.freeze.is_some() {
+            bail!(
+                "--freeze is for functions: a player's memory after a replay is not the memory that a replay starts from, so \
+                 a player is its own second snapshot"
+            );
+        }
+        return Ok(None);
+    }
+    let freeze = arguments.freeze.as_deref();
+    let parent = freeze.and_then(Path::parent);
+    if parent.is_some_and(|parent| parent != Path::new("") && !parent.is_dir()) {
+        bail!(
+            "the second snapshot cannot be {}: create the directory that contains it first",
+            freeze.unwrap_or(Path::new("")).display()
+        );
+    }
+    let event = arguments.invoke.as_deref().context(
+        "the snapshot holds a function, which is recorded while it answers: give --invoke",
+    )?;
+    event::read(event).map(Some)
+}
+
+/// Whether the recorder failed because of what this host lacks.
+fn is_host_limitation(error: &anyhow::Error) -> bool {
+    error.downcast_ref().is_some_and(RecordError::is_host_limitation)
+}
+
+impl RecordingHost for RecordArgs {
+    type Error = anyhow::Error;
+
+    fn open(
+        &self,
+        descriptors: &mut Descriptors,
+    ) -> anyhow::Result<(SourceSpec, Option<OpenedFile>)> {
+        self.snapshot.source(self.root.as_deref(), descriptors)
+    }
+
+    fn spawn(&self) -> anyhow::Result<Supervisor> {
+        supervisor::spawn(&self.monitor)
+    }
+
+    fn note(&self, text: &str) {
+        output::note(&format!("firn: {text}"));
+    }
 }
 
 /// Whether two paths are one directory, by whatever names and links.

@@ -1,37 +1,39 @@
 //! `firn profile` as it is called, on players under this host's KVM.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use clap::{Args, FromArgMatches};
 use firn_base::{PageRange, error_chain};
-
-use super::pack::{self, PackArgs};
-use super::record::{self, RecordArgs};
-use super::show::{self, ShowArgs};
-use crate::commands::player::{self, PlayerArgs};
+use firn_memory::page_cache::evict;
 use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
 use firn_snapshot::{PageSet, Profile, Snapshot, Verify, open_pooled, set_profile};
-
-fn arguments<T: Args + FromArgMatches>(words: &[&str]) -> T {
-    let command = T::augment_args(clap::Command::new("firn").no_binary_name(true));
-    T::from_arg_matches(&command.try_get_matches_from(words).unwrap()).unwrap()
-}
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
+/// Runs a command of firn. Its error is what it writes for people.
+fn firn(command: &[&str], words: &[&str]) -> Result<(), String> {
+    let mut firn = Command::new(env!("CARGO_BIN_EXE_firn"));
+    let output = firn.args(command).args(words).stdin(Stdio::null()).output().unwrap();
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
 fn make(words: &[&str]) {
-    player::run(&arguments::<PlayerArgs>(words)).unwrap();
+    firn(&["player"], words).unwrap();
 }
 
-fn record(words: &[&str]) -> anyhow::Result<()> {
-    record::run(&arguments::<RecordArgs>(words)).map(drop)
+fn record(words: &[&str]) -> Result<(), String> {
+    firn(&["profile", "record"], words)
 }
 
-fn show(words: &[&str]) -> anyhow::Result<()> {
-    show::run(&arguments::<ShowArgs>(words)).map(drop)
+fn show(words: &[&str]) -> Result<(), String> {
+    firn(&["profile", "show"], words)
 }
 
 fn profile(path: &Path) -> Profile {
@@ -69,6 +71,41 @@ fn parts_are_recorded_kept_and_shown() {
     assert_ne!(third.written, second.written);
 }
 
+/// Each part by a recorder of its own, with all walls around the guest.
+#[test]
+fn every_part_is_recorded_of_a_jailed_guest() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("snapshot");
+    make(&["--trace", "json-a,json-b", "--out", text(&path)]);
+    if !firn_required::has("root", rustix::process::geteuid().is_root()) {
+        return;
+    }
+    let words = [text(&path), "--input", "json-b", "--jail", "require"];
+    record(&[&words[..], &["--part", "faults,writes"]].concat()).unwrap();
+    let touched = profile(&path);
+    let pages = |runs: &Option<Vec<PageRange>>| {
+        let runs = runs.iter().flatten();
+        PageSet::of(runs, Snapshot::open(&path).unwrap().manifest().layout.pages())
+    };
+    let (faults, written) = (pages(&touched.faults), pages(&touched.written));
+    assert!(faults.count() > 1000 && written.count() > 100);
+    assert!(written.iter().all(|page| faults.get(page)));
+    let image = std::fs::File::open(path.join("memory.img")).unwrap();
+    if !firn_required::has("disk", evict(&image).unwrap().is_cold()) {
+        return;
+    }
+    record(&[&words[..], &["--part", "groups,cache"]].concat()).unwrap();
+    let both = profile(&path);
+    assert_eq!((&both.faults, &both.written), (&touched.faults, &touched.written));
+    let zero = Snapshot::open(&path).unwrap().zero_map().clone();
+    let grouped = PageSet::of(both.groups.iter().flatten().flatten(), faults.pages());
+    let cached =
+        PageSet::of(both.cached.iter().flatten().map(|cached| &cached.run), faults.pages());
+    for page in faults.iter().filter(|page| !zero.get(*page)) {
+        assert!(grouped.get(page) && cached.get(page), "page {page:#x}");
+    }
+}
+
 #[test]
 fn a_part_that_cannot_be_recorded_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
@@ -76,13 +113,13 @@ fn a_part_that_cannot_be_recorded_is_an_error() {
     make(&["--trace", "sequential-read:4M", "--out", text(&path)]);
     let refused = |words: &[&str]| {
         let words = [&[text(&path)], words].concat();
-        error_chain(&*record(&words).unwrap_err())
+        record(&words).unwrap_err()
     };
     assert!(refused(&["--part", "order"]).contains("use faults, writes, groups"));
     assert!(refused(&["--invoke", "{}"]).contains("leave --invoke out"));
     assert!(refused(&["--input", "json-a"]).contains("does not replay json-a"));
     assert!(Snapshot::open(&path).unwrap().profile().unwrap().is_none());
-    let error = show(&[text(&path)]).unwrap_err().to_string();
+    let error = show(&[text(&path)]).unwrap_err();
     assert!(error.contains("has no profile") && error.contains("firn profile record"), "{error}");
     assert!(record(&[text(&dir.path().join("none"))]).is_err());
 }
@@ -106,7 +143,7 @@ fn a_profile_that_is_not_the_snapshots_or_empty_is_refused() {
     assert!(refused(&with(1 << 30, 1)).contains("guest memory has"));
     assert!(refused(&with(3, 0)).contains("empty run"));
     set_profile(&path, &Profile::of(id)).unwrap();
-    let error = show(&[text(&path)]).unwrap_err().to_string();
+    let error = show(&[text(&path)]).unwrap_err();
     assert!(error.contains("is empty"), "{error}");
 }
 
@@ -126,7 +163,7 @@ fn a_snapshot_in_a_pool_gets_a_profile_by_one_commit() {
     let place = ["--pool", text(&socket)];
     make(&[&["--trace", "sequential-write:8M", "--out", "player"], &place[..]].concat());
     let of = |command: &[&'static str]| [&["player"], &place[..], command].concat();
-    let error = error_chain(&*record(&of(&["--part", "groups"])).unwrap_err());
+    let error = record(&of(&["--part", "groups"])).unwrap_err();
     assert!(error.contains("groups") && error.contains("freeze it into a directory"), "{error}");
     record(&of(&[])).unwrap();
     show(&of(&["--json"])).unwrap();
@@ -149,7 +186,7 @@ fn a_pool_without_room_for_both_reports_how_much_is_missing() {
     let place = ["--pool", text(&socket)];
     make(&[&["--trace", "sequential-write:8M", "--out", "player"], &place[..]].concat());
     let error = record(&[&["player"], &place[..]].concat()).unwrap_err();
-    assert!(error_chain(&*error).contains("the pool lacks"), "{}", error_chain(&*error));
+    assert!(error.contains("the pool lacks"), "{error}");
     let (snapshot, _grant) = open_pooled(&socket, "player", Verify::Always).unwrap();
     assert_eq!(snapshot.profile().unwrap(), None);
 }
@@ -159,11 +196,10 @@ fn a_loading_set_is_packed_once_and_anew_for_other_options() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("snapshot");
     make(&["--trace", "sequential-read:4M", "--out", text(&path)]);
-    let pack =
-        |planner: &str| pack::run(&arguments::<PackArgs>(&[text(&path), "--planner", planner]));
+    let pack = |planner: &str| firn(&["profile", "pack"], &[text(&path), "--planner", planner]);
     let refused = pack("faasnap").unwrap_err();
-    assert!(refused.to_string().contains("firn profile record --part groups"), "{refused}");
-    let error = pack("firecracker").unwrap_err().to_string();
+    assert!(refused.contains("firn profile record --part groups"), "{refused}");
+    let error = pack("firecracker").unwrap_err();
     assert!(error.contains("nothing to pack"), "{error}");
     let id = Snapshot::open(&path).unwrap().manifest().description.id;
     let groups =
