@@ -188,12 +188,6 @@ impl Cgroup {
         write(&self.path.join("tasks"), "0")
     }
 
-    /// The file to which a process writes `0` to enter the group.
-    #[must_use]
-    pub fn door(&self) -> PathBuf {
-        self.path.join("cgroup.procs")
-    }
-
     /// Writes one of the group's files.
     ///
     /// # Errors

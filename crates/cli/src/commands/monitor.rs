@@ -4,12 +4,9 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
 use clap::Parser;
 
 use firn_run::jail::{JailMode, SharedPaths};
-
-use crate::output;
 
 /// Run a microVM for the process that started this one, which sends the request over standard input
 #[derive(Debug, Parser)]
@@ -18,9 +15,6 @@ pub(crate) struct MonitorArgs {
     /// monitor this is
     #[arg(long, value_name = "DIR")]
     owner: Option<PathBuf>,
-    /// The file of a control group to which this process writes `0` to enter the group
-    #[arg(long, value_name = "FILE")]
-    cgroup: Option<PathBuf>,
     /// Whether it enters the jail
     #[arg(long, value_name = "MODE", default_value_t)]
     jail: JailMode,
@@ -33,15 +27,6 @@ pub(crate) struct MonitorArgs {
 }
 
 pub(crate) fn run(arguments: &MonitorArgs) -> ExitCode {
-    if let Some(door) = &arguments.cgroup {
-        // There is one thread so far.
-        let entered = std::fs::write(door, "0")
-            .with_context(|| format!("cannot enter the control group of {}", door.display()));
-        if let Err(error) = entered {
-            output::print_error(&*error);
-            return ExitCode::FAILURE;
-        }
-    }
     let (network, root) = (arguments.network.clone(), arguments.root.clone());
     let shared = network.zip(root).map(|(network, root)| SharedPaths { network, root });
     match firn_run::monitor::serve(arguments.jail, shared.as_ref()) {

@@ -6,7 +6,8 @@ use super::*;
 
 /// A process in a group that uses its processor all the time.
 fn spinner(group: &Cgroup) -> Child {
-    let script = format!("echo 0 > {}; while :; do :; done", group.door().display());
+    let door = group.path().join("cgroup.procs");
+    let script = format!("echo 0 > {}; while :; do :; done", door.display());
     Command::new("sh").args(["-c", &script]).spawn().unwrap()
 }
 

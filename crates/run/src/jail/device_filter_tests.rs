@@ -44,7 +44,8 @@ fn a_group_of_version_2_opens_the_allowed_devices_and_no_other() {
     attach(&File::open(group.path()).unwrap()).unwrap();
     let devices = ["/dev/random", "/dev/urandom", "/dev/null", "/dev/zero"];
     for (device, allowed) in devices.into_iter().zip([true, true, false, false]) {
-        let script = format!("echo 0 > {} && exec < {device}", group.door().display());
+        let door = group.path().join("cgroup.procs");
+        let script = format!("echo 0 > {} && exec < {device}", door.display());
         let mut shell = Command::new("sh");
         let done = shell.args(["-c", &script]).stdin(Stdio::null()).output().unwrap();
         let text = String::from_utf8_lossy(&done.stderr);

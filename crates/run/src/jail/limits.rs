@@ -8,7 +8,7 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -161,11 +161,14 @@ impl Limited {
         self.groups.iter().filter(v1).try_for_each(Cgroup::enter_thread)
     }
 
-    /// The file by which the monitor itself enters its group of version 2, in which a thread cannot
-    /// be without its process.
-    pub(crate) fn door(&self) -> Option<PathBuf> {
+    /// The directory of the group of version 2, if there is one, open.
+    pub(super) fn open_v2(&self) -> Result<Option<File>, CgroupError> {
         let v2 = |group: &&Cgroup| group.version() == CgroupVersion::V2;
-        self.groups.iter().find(v2).map(Cgroup::door)
+        let open = |group: &Cgroup| {
+            let path = group.path().to_owned();
+            File::open(&path).map_err(|source| CgroupError::Io { path, source })
+        };
+        self.groups.iter().find(v2).map(open).transpose()
     }
 
     /// Limits the monitor's memory, bytes.

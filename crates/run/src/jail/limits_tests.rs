@@ -1,9 +1,10 @@
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, Stdio};
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::*;
+use crate::jail::process::{Process, Program};
 use crate::jail::spawner::Spawner;
 
 /// The groups of a supervisor; `None` where this process may not make them all.
@@ -17,17 +18,21 @@ fn limits() -> Option<Arc<Limits>> {
 }
 
 /// A shell in groups of its own.
-fn shell(limits: &Arc<Limits>, script: &str) -> (Child, Limited) {
+fn shell(limits: &Arc<Limits>, script: &str) -> (Process, Limited) {
     let mut spawner = Spawner::start(Some(limits.clone()), false).unwrap();
     spawner.wait().unwrap();
-    let enter = spawner.door().map(|door| format!("echo 0 > {}; ", door.display()));
-    let script = format!("{}{script}", enter.unwrap_or_default());
-    let mut command = Command::new("sh");
-    let null = || File::options().read(true).write(true).open("/dev/null").unwrap();
-    command.args(["-c", &script]).stdin(null()).stdout(null()).stderr(Stdio::piped());
-    command.process_group(0);
-    let (child, limited) = spawner.spawn(command).unwrap();
-    (child, limited.unwrap())
+    let null = || File::options().read(true).write(true).open("/dev/null").unwrap().into();
+    let program = Program::new("/bin/sh".as_ref(), null(), null()).unwrap();
+    let program = program.arg("-c").unwrap().arg(script).unwrap();
+    let (process, limited) = spawner.spawn(program).unwrap();
+    (process, limited.unwrap())
+}
+
+/// What a process has written to standard error at its end.
+fn text(process: &mut Process) -> String {
+    let mut text = String::new();
+    process.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    text
 }
 
 #[test]
@@ -35,10 +40,9 @@ fn a_process_opens_no_device_but_those_of_random_numbers() {
     let Some(limits) = limits() else { return };
     let devices = ["/dev/random", "/dev/urandom", "/dev/null", "/dev/kvm"];
     for (device, allowed) in devices.into_iter().zip([true, true, false, false]) {
-        let (child, _limited) = shell(&limits, &format!("exec < {device}"));
-        let done = child.wait_with_output().unwrap();
-        let text = String::from_utf8_lossy(&done.stderr);
-        assert_eq!(done.status.success(), allowed, "{device}: {text}");
+        let (mut child, _limited) = shell(&limits, &format!("exec < {device}"));
+        let text = text(&mut child);
+        assert_eq!(child.wait().unwrap().success(), allowed, "{device}: {text}");
         if Path::new(device).exists() {
             assert_eq!(text.contains("Operation not permitted"), !allowed, "{device}: {text}");
         }
@@ -71,8 +75,9 @@ fn a_process_makes_no_more_processes_than_its_limit() {
     assert!(!child.wait().unwrap().success());
     assert!(pids.value("pids.events", "max").unwrap() > 0);
     assert!(pids.number("pids.current").unwrap() <= most);
-    kill_process_group(Pid::from_child(&child), Signal::KILL).unwrap();
-    let text = String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap();
+    let group = Pid::from_raw(child.id().cast_signed()).unwrap();
+    kill_process_group(group, Signal::KILL).unwrap();
+    let text = text(&mut child);
     assert!(text.contains("fork"), "{text}");
 }
 
@@ -83,9 +88,7 @@ fn the_groups_end_with_their_monitor_and_their_supervisor() {
     let groups = fs::read_to_string(format!("/proc/{}/cgroup", child.id())).unwrap();
     let ours = groups.lines().filter(|line| line.contains(PREFIX)).count();
     let paths: Vec<_> = limited.groups.iter().map(|group| group.path().to_owned()).collect();
-    if limited.door().is_none() {
-        assert_eq!(ours, paths.len(), "{groups}");
-    }
+    assert_eq!(ours, paths.len(), "{groups}");
     assert!(paths.iter().all(|path| path.is_dir()));
     child.kill().unwrap();
     child.wait().unwrap();

@@ -31,6 +31,7 @@ mod device_filter;
 mod filter;
 mod limits;
 mod privileges;
+mod process;
 mod spawner;
 
 use std::fmt;
@@ -61,6 +62,7 @@ use crate::error::StartError;
 pub use limits::Limited;
 use limits::Limits;
 pub(crate) use limits::memory_limit;
+pub(crate) use process::{Process, Program};
 pub(crate) use spawner::Spawner;
 
 /// Whether monitors are jailed.

@@ -1,9 +1,9 @@
 //! Threads that start monitors. A monitor is in the control groups of version 1 and in the pid
 //! namespace that the thread which starts it has for its children, so each has a thread of its own.
+//! The group of version 2, in which a thread cannot be without its process, is the child's alone.
 
 use std::io;
-use std::path::PathBuf;
-use std::process::{Child, Command};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -13,12 +13,13 @@ use rustix::thread::UnshareFlags;
 
 use super::limits::{Limited, Limits};
 use super::privileges;
+use super::process::{Process, Program};
 
-/// A thread that waits for the command of a monitor.
+/// A thread that waits for the program of a monitor.
 #[derive(Debug)]
 pub(crate) struct Spawner {
-    commands: Option<SyncSender<Command>>,
-    spawned: Receiver<io::Result<Child>>,
+    programs: Option<SyncSender<Program>>,
+    spawned: Receiver<io::Result<Process>>,
     /// Gets the groups once the thread is in them.
     entered: Receiver<Result<Limited, String>>,
     thread: Option<JoinHandle<()>>,
@@ -30,12 +31,17 @@ impl Spawner {
     /// Starts the thread, which enters new groups of `limits`, if there are any, and whose child is
     /// the first process of a `namespace`, if it is to be. Does not wait.
     pub(super) fn start(limits: Option<Arc<Limits>>, namespace: bool) -> io::Result<Self> {
-        let (commands, command) = sync_channel::<Command>(1);
+        let (programs, program) = sync_channel::<Program>(1);
         let (child, spawned) = sync_channel(1);
         let (group, entered) = sync_channel(1);
         let work = move || {
+            let mut joined = None;
             if let Some(limits) = limits {
-                let made = limits.group().and_then(|group| group.enter_thread().map(|()| group));
+                let made = limits.group().and_then(|group| {
+                    group.enter_thread()?;
+                    joined = group.open_v2()?;
+                    Ok(group)
+                });
                 // The other end waits for it.
                 let _ = group.send(made.map_err(|error| error_chain(&error)));
             }
@@ -44,15 +50,12 @@ impl Spawner {
                 // Where that fails, the monitor finds out.
                 let _ = privileges::unshare(UnshareFlags::NEWPID);
             }
-            let Ok(mut command) = command.recv() else { return };
-            let started = command.spawn();
-            // The command holds the monitor's end of the connection.
-            drop(command);
-            let _ = child.send(started);
+            let Ok(program) = program.recv() else { return };
+            let _ = child.send(program.spawn(joined.as_ref().map(AsFd::as_fd)));
         };
         let thread = std::thread::Builder::new().name("spawn".into()).spawn(work)?;
-        let (commands, thread) = (Some(commands), Some(thread));
-        Ok(Self { commands, spawned, entered, thread, limited: None })
+        let (programs, thread) = (Some(programs), Some(thread));
+        Ok(Self { programs, spawned, entered, thread, limited: None })
     }
 
     /// Waits for the thread to be ready. Returns why it has no groups, if they cannot be made.
@@ -63,16 +66,11 @@ impl Spawner {
         Ok(())
     }
 
-    /// What a monitor enters by itself.
-    pub(crate) fn door(&self) -> Option<PathBuf> {
-        self.limited.as_ref()?.door()
-    }
-
     /// Starts the process of a monitor. Returns its groups with it.
-    pub(crate) fn spawn(mut self, command: Command) -> io::Result<(Child, Option<Limited>)> {
+    pub(crate) fn spawn(mut self, program: Program) -> io::Result<(Process, Option<Limited>)> {
         let ended = || io::Error::other("the thread that starts a monitor has ended");
-        let commands = self.commands.take().ok_or_else(ended)?;
-        commands.send(command).map_err(|_| ended())?;
+        let programs = self.programs.take().ok_or_else(ended)?;
+        programs.send(program).map_err(|_| ended())?;
         let child = self.spawned.recv().map_err(|_| ended())??;
         let mut limited = self.limited.take();
         if let Some(limited) = &mut limited {
@@ -88,7 +86,7 @@ impl Drop for Spawner {
         if self.limited.is_none() {
             self.limited = self.entered.recv().ok().and_then(Result::ok);
         }
-        drop(self.commands.take());
+        drop(self.programs.take());
         if let Some(thread) = self.thread.take().filter(|_| self.limited.is_some()) {
             // It has nothing to report.
             let _ = thread.join();

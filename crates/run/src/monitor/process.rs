@@ -1,9 +1,8 @@
 //! The side of the process that starts a monitor.
 
 use std::io::Read;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::ExitStatus;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -22,14 +21,14 @@ use super::{Event, Order, ThreadTracepoints};
 use crate::descriptors::Descriptors;
 use crate::error::StartError;
 use crate::instance::Instances;
-use crate::jail::{Jail, JailMode, Limited, Shared, Wall, memory_limit};
+use crate::jail::{
+    Jail, JailMode, Limited, Process, Program, Shared, SharedPaths, Wall, memory_limit,
+};
 use crate::report::{Making, StartReport};
 use crate::spec::StartSpec;
 
 /// The command of the firn program that runs a monitor.
 pub const MONITOR_COMMAND: &str = "monitor";
-/// Its option for the file of a control group that the monitor enters.
-const GROUP_OPTION: &str = "--cgroup";
 /// Its options for the jail.
 const JAIL_OPTION: &str = "--jail";
 const NETWORK_OPTION: &str = "--network";
@@ -47,7 +46,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// A monitor's process and the connection to it. Dropped, the process is killed.
 #[derive(Debug)]
 pub struct Monitor {
-    child: Child,
+    child: Process,
     connection: Option<Arc<Connection>>,
     stderr: Option<JoinHandle<Vec<u8>>>,
     notes: Vec<String>,
@@ -117,20 +116,18 @@ impl Monitor {
         let nowhere = devices.nowhere.try_clone().map_err(MonitorError::Spawn)?;
         let devices = Devices::add(devices, kvm, &mut descriptors);
         connection.send(&devices, &descriptors).map_err(MonitorError::Send)?;
-        let mut command = Command::new(program);
-        command.arg(MONITOR_COMMAND).process_group(0);
-        command.arg(OWNER_OPTION).arg(Instances::of_user().directory());
-        command.arg(JAIL_OPTION).arg(jail.mode().to_string());
-        if let Some(shared) = jail.shared_paths() {
-            command.arg(NETWORK_OPTION).arg(shared.network).arg(ROOT_OPTION).arg(shared.root);
-        }
-        // The environment of a daemon can have keys.
-        command.env_clear();
+        let mode = jail.mode().to_string();
+        let shared = jail.shared_paths();
+        let command = || {
+            // The environment of a daemon can have keys: this has none.
+            let command = Program::new(program, theirs, nowhere)?.arg(MONITOR_COMMAND)?;
+            let command = command.arg(OWNER_OPTION)?.arg(Instances::of_user().directory())?;
+            let command = command.arg(JAIL_OPTION)?.arg(mode)?;
+            let Some(SharedPaths { network, root }) = shared else { return Ok(command) };
+            command.arg(NETWORK_OPTION)?.arg(network)?.arg(ROOT_OPTION)?.arg(root)
+        };
+        let command = command().map_err(MonitorError::Spawn)?;
         let (spawner, missing) = jail.spawner()?;
-        if let Some(door) = spawner.door() {
-            command.arg(GROUP_OPTION).arg(door);
-        }
-        command.stdin(Stdio::from(theirs)).stdout(Stdio::from(nowhere)).stderr(Stdio::piped());
         let (mut child, limits) = spawner.spawn(command).map_err(MonitorError::Spawn)?;
         jail.prepare_next();
         let pipe = child.stderr.take();
