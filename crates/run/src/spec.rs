@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use firn_agent::protocol::RoleCredentials;
+use firn_net::Policy;
 use firn_pool::Client;
 use firn_snapshot::{
     Checks, Manifest, SnapshotDirectory, SnapshotFiles, Verifier, Verify, open_pooled,
@@ -339,6 +340,11 @@ impl StartSpec {
     pub fn new(origin: Origin, host: HostSpec, time_limit: Duration) -> Self {
         let (request_ns, credentials) = Default::default();
         Self { version: SPEC_VERSION, request_ns, credentials, host, time_limit, origin }
+    }
+
+    /// The rules of the guest's network, with its counters; `None` in a monitor.
+    pub(crate) fn policy(&self) -> Option<Policy> {
+        self.host.network.as_ref()?.policy.clone()
     }
 }
 

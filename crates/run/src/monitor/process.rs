@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use firn_agent::protocol::RoleCredentials;
 use firn_base::{ErrorChain, error_chain, now_ns};
 use firn_memory::OwnDevices;
+use firn_net::Policy;
 use firn_pool::Client;
 use firn_snapshot::SnapshotDirectory;
 use firn_vmm::Shape;
@@ -63,6 +64,8 @@ pub struct Monitor {
     /// Whether it has reported what it needs of memory, which it does once, before its guest runs.
     has_size: bool,
     mode: JailMode,
+    /// The rules of its guest's network.
+    policy: Option<Policy>,
 }
 
 /// A monitor's process cannot be used.
@@ -151,6 +154,7 @@ impl Monitor {
             missing,
             has_size: false,
             mode: jail.mode(),
+            policy: None,
         };
         let thread = std::thread::Builder::new().name("monitor-stderr".into()).spawn(read);
         monitor.stderr = Some(thread.map_err(MonitorError::Spawn)?);
@@ -219,6 +223,7 @@ impl Monitor {
     /// # Errors
     /// [`StartError::Monitor`].
     pub fn start(&mut self, spec: StartSpec, descriptors: &Descriptors) -> Result<(), StartError> {
+        self.policy = spec.policy();
         let request_ns = spec.request_ns.or_else(|| Some(now_ns()));
         self.send(&Order::Start(Box::new(StartSpec { request_ns, ..spec })), descriptors)
     }
@@ -233,6 +238,7 @@ impl Monitor {
         spec: StartSpec,
         descriptors: &Descriptors,
     ) -> Result<(), StartError> {
+        self.policy = spec.policy();
         self.directory = descriptors.directory();
         self.send(&Order::MakeReady(Box::new(spec)), descriptors)
     }
@@ -427,6 +433,8 @@ impl Monitor {
             Ok((Event::Started(mut report), _)) => {
                 // The monitor may have another id in a pid namespace of its own.
                 report.pid = self.pid();
+                // The broker has counted them: the monitor may be taken over.
+                report.egress = self.policy.as_ref().map(Policy::counts);
                 // Its control groups are this side's.
                 if let Some(jail) = &mut report.jail {
                     match &self.missing {
