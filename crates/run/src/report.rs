@@ -85,8 +85,8 @@ pub struct StartReport {
     /// Counters.
     #[serde(flatten)]
     pub counters: Counters,
-    /// How often each rule of `--egress` has decided so far, where the guest has a user-mode network.
-    /// The process that starts the monitor has counted.
+    /// How often each rule of `--egress` has decided so far, where the guest has a user-mode
+    /// network. The process that starts the monitor has counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress: Option<Vec<RuleCount>>,
     /// What was expected to be written and what was, where the planner runs on copies.

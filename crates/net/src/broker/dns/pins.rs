@@ -76,7 +76,7 @@ impl Pins {
         until.is_some_and(|until| now < *until)
     }
 
-    /// The name of rule `number`, if it is to be resolved before the rule can be said not to match.
+    /// The name of rule `number`, if its addresses are not known.
     pub(in crate::broker) fn unresolved(&self, number: usize, now: Instant) -> Option<usize> {
         let exact = self.rule(number)?.exact?;
         let is_fresh = self.exact.get(exact)?.fresh_until.is_some_and(|until| now < until);
