@@ -44,8 +44,9 @@ pub(crate) struct NetArgs {
     #[arg(long, value_name = "NETWORK", default_value = "none")]
     pub(crate) net: NetArg,
     /// With --net proxy: allow:NETWORK, allow:NETWORK:PORT such as allow:10.0.0.0/8:5432 (an IPv6
-    /// network with a port in brackets), or the same with deny; the first rule that matches
-    /// decides, and without one the guest reaches what is globally reachable
+    /// network with a port in brackets), a host name as allow:api.example.com:443 or
+    /// allow:*.example.com, or the same with deny; the first rule that matches decides, and without
+    /// one the guest reaches what is globally reachable
     #[arg(long, value_name = "RULE")]
     egress: Vec<String>,
 }
@@ -205,7 +206,7 @@ impl NetArgs {
                 let addresses = network.addresses();
                 NetworkSpec { addresses, ..NetworkSpec::tap(name, descriptors)? }
             }
-            None => NetworkSpec::proxy(policy, descriptors)?,
+            None => NetworkSpec::proxy(&policy, descriptors)?,
         };
         let (to_guest, from_guest) = (network.to_guest, network.from_guest);
         Ok(Some(NetworkSpec { to_guest, from_guest, ..spec }))

@@ -91,4 +91,6 @@ fn a_snapshot_has_its_device_already() {
     }
     let wrong = error("proxy", &["10.0.0.0/8"], true);
     assert!(wrong.contains("begins with neither"), "{wrong}");
+    let wrong = error("proxy", &["allow:api.example.com", "deny:b\u{fc}cher.example"], true);
+    assert!(wrong.contains("\"deny:b\u{fc}cher.example\" has no valid host name"), "{wrong}");
 }

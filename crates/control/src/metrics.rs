@@ -3,14 +3,19 @@
 //! The counters of a function go with it, so that their number is limited by the number of
 //! functions.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::AtomicU64;
 
+use firn_net::Policy;
 use firn_run::ReadyUse;
 use parking_lot::Mutex;
+use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
-use prometheus_client::metrics::counter::Counter;
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeLabelSet, EncodeLabelValue, EncodeMetric,
+};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
@@ -85,6 +90,33 @@ struct Looked {
 enum ReadyLabel {
     hit,
     miss,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Decided {
+    rule: String,
+}
+
+/// The counters of the rules of `--egress`, which the brokers of all guests count up.
+#[derive(Debug)]
+struct Egress(Policy);
+
+impl Collector for Egress {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        // A rule that is given twice is one here: the second one decides nothing.
+        let mut counts = BTreeMap::new();
+        for count in self.0.counts() {
+            *counts.entry(count.rule).or_default() += count.matched;
+        }
+        let help = "Connections of guests by the rule of --egress that allowed or denied them";
+        let kind = MetricType::Counter;
+        let mut metric = encoder.encode_descriptor("egress_connections", help, None, kind)?;
+        for (rule, count) in counts {
+            let labels = Decided { rule };
+            ConstCounter::<u64>::new(count).encode(metric.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
 }
 
 /// The counters.
@@ -174,6 +206,15 @@ impl Default for Metrics {
 }
 
 impl Metrics {
+    /// No counts yet, but those of the rules of the guests' networks.
+    pub(crate) fn new(network: Option<Policy>) -> Self {
+        let mut metrics = Self::default();
+        if let Some(policy) = network {
+            metrics.registry.register_collector(Box::new(Egress(policy)));
+        }
+        metrics
+    }
+
     /// Counts a request that got a microVM; `seconds` from its arrival to its answer.
     pub(crate) fn started(&self, start: StartKind, seconds: f64) {
         let labels = Started { start };

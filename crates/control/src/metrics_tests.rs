@@ -1,3 +1,4 @@
+use firn_net::Policy;
 use uuid::Uuid;
 
 use super::{Metrics, Outcome};
@@ -43,4 +44,19 @@ fn a_new_function_of_the_name_counts_from_zero() {
     assert!(line(&metrics, "f").unwrap().ends_with(" 2"), "{}", metrics.text());
     metrics.deleted("f", new);
     assert_eq!(line(&metrics, "f"), None);
+}
+
+/// A rule is a label, so there are as many as the operator has given.
+#[test]
+fn each_rule_of_the_network_has_a_counter() {
+    let rules =
+        ["allow:*.example.com:443", "deny:[fd00::/8]:1", "deny:0.0.0.0/0", "deny:0.0.0.0/0"];
+    let policy = Policy::parse(rules).unwrap();
+    let text = Metrics::new(Some(policy)).text();
+    for rule in rules.into_iter().chain(["default allow", "default deny"]) {
+        let line = format!("firn_egress_connections_total{{rule=\"{rule}\"}} 0\n");
+        assert_eq!(text.matches(&line).count(), 1, "{rule}: {text}");
+    }
+    assert!(text.ends_with("# EOF\n"), "{text}");
+    assert!(!Metrics::new(None).text().contains("egress"));
 }

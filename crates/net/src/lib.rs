@@ -45,7 +45,7 @@ mod state;
 mod table;
 mod tcp;
 
-pub use broker::{Broker, ParseRuleError, Policy, RuleCount, host_resolvers};
+pub use broker::{Broker, NameError, ParseRuleError, PinTimes, Policy, RuleCount, host_resolvers};
 pub use counters::Counters;
 pub use header::{FrameHeader, Offloads};
 pub use network::{GuestNetwork, Subnet};

@@ -25,6 +25,10 @@ pub struct NetworkSpec {
     pub from_guest: RateLimit,
     /// What the guest's interface gets; `None` to leave that to the guest.
     pub addresses: Option<NetworkAddresses>,
+    /// The rules of the user-mode network, with this guest's counters. They stay with the process
+    /// that starts the monitor.
+    #[serde(skip)]
+    pub policy: Option<Policy>,
 }
 
 /// The other side of a guest's network.
@@ -48,13 +52,15 @@ impl NetworkSpec {
     }
 
     /// The user-mode network, without limits. A thread of this process makes the sockets that the
-    /// policy allows, and forwards DNS to this host's resolvers, if it has some.
+    /// policy allows, and forwards DNS to this host's resolvers, if it has some. The report of the
+    /// start has the policy's counters for this guest.
     ///
     /// # Errors
     /// [`StartError::Session`]: the thread cannot be started.
-    pub fn proxy(policy: Policy, descriptors: &mut Descriptors) -> Result<Self, StartError> {
+    pub fn proxy(policy: &Policy, descriptors: &mut Descriptors) -> Result<Self, StartError> {
         let resolvers = host_resolvers(RESOLVERS.as_ref()).unwrap_or_default();
-        let broker = Broker::start(policy, resolvers);
+        let policy = policy.for_guest();
+        let broker = Broker::start(policy.clone(), resolvers);
         let broker = broker.map_err(|error| StartError::session("start a network", error))?;
         let GuestNetwork { ipv4, ipv6, .. } = GuestNetwork::default();
         let addresses = NetworkAddresses {
@@ -68,11 +74,13 @@ impl NetworkSpec {
                 gateway: ipv6.gateway,
             }),
         };
-        Ok(Self::of(NetworkEndSpec::Proxy(descriptors.add(broker)), Some(addresses)))
+        let spec = Self::of(NetworkEndSpec::Proxy(descriptors.add(broker)), Some(addresses));
+        Ok(Self { policy: Some(policy), ..spec })
     }
 
     fn of(end: NetworkEndSpec, addresses: Option<NetworkAddresses>) -> Self {
-        Self { end, to_guest: RateLimit::default(), from_guest: RateLimit::default(), addresses }
+        let (to_guest, from_guest) = (RateLimit::default(), RateLimit::default());
+        Self { end, to_guest, from_guest, addresses, policy: None }
     }
 
     /// Takes the descriptors.

@@ -8,6 +8,7 @@ use firn_memory::copy_ahead::WriteReport;
 use firn_memory::loader::LoaderReport;
 use firn_memory::pager::PagerReport;
 use firn_memory::{ChunkCopies, ExecuteReport, MemoryUsage, ProcessCounters, Work};
+use firn_net::RuleCount;
 use firn_snapshot::{NoCopy, ReplicaReport};
 use firn_vmm::{KvmStats, RestoreReport};
 use serde::{Deserialize, Serialize};
@@ -84,6 +85,10 @@ pub struct StartReport {
     /// Counters.
     #[serde(flatten)]
     pub counters: Counters,
+    /// How often each rule of `--egress` has decided so far, where the guest has a user-mode
+    /// network. The process that starts the monitor has counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress: Option<Vec<RuleCount>>,
     /// What was expected to be written and what was, where the planner runs on copies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub writes: Option<WriteReport>,

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use firn_agent::protocol::RoleCredentials;
 use firn_memory::recorders::Part;
+use firn_net::Policy;
 use firn_pool::Client;
 use firn_snapshot::{
     Checks, Manifest, SnapshotDirectory, SnapshotFiles, Verifier, Verify, open_pooled,
@@ -382,6 +383,11 @@ impl StartSpec {
     pub fn new(origin: Origin, host: HostSpec, time_limit: Duration) -> Self {
         let (request_ns, credentials) = Default::default();
         Self { version: SPEC_VERSION, request_ns, credentials, host, time_limit, origin }
+    }
+
+    /// The rules of the guest's network, with its counters; `None` in a monitor.
+    pub(crate) fn policy(&self) -> Option<Policy> {
+        self.host.network.as_ref()?.policy.clone()
     }
 }
 

@@ -31,6 +31,7 @@ const DEFAULT_MEMORY: u64 = 256 << 20;
   firn boot --name builder --memory 512M --vcpus 2 --detach guest/functions/json
   firn boot --console console.txt my-function.py
   firn boot --net proxy --egress allow:10.0.0.0/8:5432 my-function.py
+  firn boot --net proxy --egress deny:tracker.example.com my-function.py
   firn boot --net tap:tap0,address=10.0.0.2/24,gateway=10.0.0.1,dns=10.0.0.1 my-function.py
   firn boot --image science --memory 512M my-function.py
 

@@ -103,8 +103,9 @@ pub(crate) struct ServeArgs {
     /// The network of functions without FIRN_NETWORK=none: sockets of this host, or none
     #[arg(long, value_enum, default_value_t = FunctionNetwork::Proxy)]
     network: FunctionNetwork,
-    /// What functions reach: allow:NETWORK, allow:NETWORK:PORT, or the same with deny; the first
-    /// rule that matches decides, and without one a function reaches what is globally reachable
+    /// What functions reach: allow:NETWORK, allow:NETWORK:PORT, a host name as
+    /// allow:api.example.com:443 or allow:*.example.com, or the same with deny; the first rule that
+    /// matches decides, and without one a function reaches what is globally reachable
     #[arg(long, value_name = "RULE")]
     egress: Vec<String>,
     /// Whether monitors are jailed: as far as this host can, by all walls or not at all, or never:

@@ -565,7 +565,7 @@ impl Launcher {
         let instance = self.instances.claim(&format!("serve-{}-{number}", std::process::id()))?;
         let scratch = Some(ScratchSpec::create(self.scratch.path(), disk, descriptors)?);
         let sockets = Some(Sockets { scratch, ..Sockets::bind(&instance, descriptors)? });
-        let policy = self.network.clone().filter(|_| network);
+        let policy = self.network.as_ref().filter(|_| network);
         let network = policy.map(|policy| NetworkSpec::proxy(policy, descriptors)).transpose()?;
         let software_kvm = self.software_kvm;
         let host = HostSpec { software_kvm, sockets, network, ..HostSpec::default() };

@@ -1,5 +1,5 @@
 use std::fs;
-use std::net::{IpAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use super::wire::{Answer, Request, SocketKind};
-use super::{BURST, Broker, Policy, RATE, Rate, Routes, host_resolvers};
+use super::{BURST, Broker, MAX_PARKED, Policy, RATE, Rate, Routes, host_resolvers};
 
 /// Asks a broker and waits for the answer.
 fn ask(monitor: &OwnedFd, kind: SocketKind, to: &str) -> Result<OwnedFd, Errno> {
@@ -62,6 +62,40 @@ fn answers_that_are_not_received_are_bounded() {
         last = opened;
     }
     assert!((4..=32).contains(&last), "{last} sockets in flight");
+}
+
+/// Requests that depend on a name wait for it, as many as a monitor may have, and in vain no longer
+/// than its resolvers take.
+#[test]
+fn requests_that_wait_for_a_name_are_bounded() {
+    let resolver = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let policy = Policy::parse(["allow:api.example.com", "deny:0.0.0.0/0"]).unwrap();
+    let resolvers = vec![resolver.local_addr().unwrap()];
+    let monitor = Broker::start(policy.clone(), resolvers).unwrap();
+    let answer = || {
+        poll(&mut [PollFd::new(&monitor, PollFlags::IN)], None).unwrap();
+        let answer = Answer::receive(&monitor).unwrap();
+        assert_eq!(answer.socket.unwrap_err(), Errno::ACCESS);
+        answer.id
+    };
+    let most = u64::try_from(MAX_PARKED).unwrap();
+    for id in 0..=most {
+        let request = Request { id, kind: SocketKind::Tcp, to: "8.8.8.8:443".parse().unwrap() };
+        while request.send(&monitor) == Err(Errno::AGAIN) {
+            std::thread::yield_now();
+        }
+    }
+    assert_eq!(answer(), most, "the last one does not wait");
+    assert_eq!(Answer::receive(&monitor).unwrap_err(), Errno::AGAIN);
+    // There is no such name.
+    for _ in 0..2 {
+        let mut message = [0; 512];
+        let (len, from) = resolver.recv_from(&mut message).unwrap();
+        message[2..4].copy_from_slice(&[0x81, 0x83]);
+        resolver.send_to(&message[..len], from).unwrap();
+    }
+    assert!((0..most).eq((0..most).map(|_| answer())));
+    assert_eq!(policy.counts()[1].matched, most + 1);
 }
 
 #[test]

@@ -4,12 +4,18 @@
 //! waiting, and passes the descriptor. The monitor may be taken over: what it sends is checked,
 //! and it gets no socket that is not connected to an allowed address. Such a socket cannot be
 //! connected elsewhere, because the jail denies connect(2).
+//!
+//! Rules may have names of hosts. The broker then answers the guest's DNS queries, as [`dns`] has
+//! it.
 
+mod dns;
 mod policy;
 mod route;
+mod rule;
 mod special;
 pub(crate) mod wire;
 
+use std::collections::VecDeque;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -18,6 +24,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{
     set_socket_keepalive, set_socket_send_buffer_size, set_tcp_keepidle, set_tcp_nodelay,
@@ -26,8 +33,12 @@ use rustix::net::{
     AddressFamily, SocketFlags, SocketType, connect, ipproto, socket_with, socketpair,
 };
 
-pub use policy::{ParseRuleError, Policy, RuleCount};
+use dns::{Forwarder, Pins};
+pub use dns::{NameError, PinTimes};
+use policy::Decision;
+pub use policy::{Policy, RuleCount};
 use route::Routes;
+pub use rule::ParseRuleError;
 use wire::{Answer, Request, SocketKind};
 
 /// The port of DNS.
@@ -40,6 +51,10 @@ const BURST: u32 = 4096;
 const RATE: u32 = 2048;
 /// When the host's kernel begins to probe an idle peer.
 const KEEPALIVE: Duration = Duration::from_secs(120);
+/// Requests that wait until names are resolved, and how long each does. Further ones are decided
+/// with the addresses that are known.
+const MAX_PARKED: usize = 64;
+const PARKED_LIMIT: Duration = Duration::from_secs(5);
 
 /// Opens sockets for one guest.
 #[derive(Debug)]
@@ -49,6 +64,19 @@ pub struct Broker {
     resolvers: Vec<SocketAddr>,
     routes: Routes,
     rate: Rate,
+    pins: Pins,
+    /// The guest's DNS, if a rule has a name.
+    forwarder: Option<Forwarder>,
+    /// In the order of their ends.
+    parked: VecDeque<Parked>,
+}
+
+/// A request whose decision depends on the addresses of names.
+#[derive(Debug)]
+struct Parked {
+    request: Request,
+    /// When it is decided in any case.
+    until: Instant,
 }
 
 impl Broker {
@@ -62,39 +90,86 @@ impl Broker {
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         set_socket_send_buffer_size(&socket, ANSWERS)?;
         let routes = Routes::open()?;
-        let mut broker = Self { socket, policy, resolvers, routes, rate: Rate::new() };
+        let forwarder = policy.has_names().then(|| Forwarder::new(resolvers.clone()));
+        let (pins, parked, rate) = (policy.pins(), VecDeque::new(), Rate::new());
+        let mut broker = Self { socket, policy, resolvers, routes, rate, pins, forwarder, parked };
         thread::Builder::new()
             .name("net-broker".into())
-            .spawn(move || while broker.answer_next().is_ok() {})?;
+            .spawn(move || while broker.serve_next().is_ok() {})?;
         Ok(monitor)
+    }
+
+    fn serve_next(&mut self) -> Result<(), Errno> {
+        let Some(forwarder) = &self.forwarder else { return self.answer_next() };
+        let parked_until = self.parked.front().map(|parked| parked.until);
+        let now = Instant::now();
+        let deadline = forwarder.deadline(now).into_iter().chain(parked_until).min();
+        let timeout = deadline.map(|deadline| deadline.saturating_duration_since(now));
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        let monitor = PollFd::new(&self.socket, PollFlags::IN);
+        let mut polled: Vec<PollFd<'_>> =
+            [monitor].into_iter().chain(forwarder.interests()).collect();
+        match poll(&mut polled, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+        let events: Vec<PollFlags> = polled.iter().map(PollFd::revents).collect();
+        let Some((monitor, events)) = events.split_first() else { return Ok(()) };
+        let now = Instant::now();
+        let Self { forwarder: Some(forwarder), pins, rate, .. } = self else { return Ok(()) };
+        let admit = || thread::sleep(rate.wait(Instant::now()));
+        let is_resolved = forwarder.progress(events, pins, now, admit);
+        if is_resolved || parked_until.is_some_and(|until| until <= now) {
+            for parked in std::mem::take(&mut self.parked) {
+                self.answer(parked)?;
+            }
+        }
+        if monitor.is_empty() { Ok(()) } else { self.answer_next() }
     }
 
     fn answer_next(&mut self) -> Result<(), Errno> {
         let request = Request::receive(&self.socket)?;
         thread::sleep(self.rate.wait(Instant::now()));
-        let id = request.id;
-        match (Answer { id, socket: self.open(&request) }).send(&self.socket) {
+        self.answer(Parked { request, until: Instant::now() + PARKED_LIMIT })
+    }
+
+    /// Answers a request, or keeps it until names are resolved.
+    fn answer(&mut self, parked: Parked) -> Result<(), Errno> {
+        let Some(socket) = self.open(&parked) else {
+            self.parked.push_back(parked);
+            return Ok(());
+        };
+        let id = parked.request.id;
+        match (Answer { id, socket }).send(&self.socket) {
             // Other monitors of this user do not receive theirs (unix(7)).
             Err(Errno::TOOMANYREFS) => Answer { id, socket: Err(Errno::MFILE) }.send(&self.socket),
             sent => sent,
         }
     }
 
-    fn open(&self, request: &Request) -> Result<OwnedFd, Errno> {
-        let to = match request.kind {
-            SocketKind::ResolverTcp | SocketKind::ResolverUdp => {
-                let attempt = usize::from(request.to.port());
-                let count = self.resolvers.len().max(1);
-                *self.resolvers.get(attempt % count).ok_or(Errno::NETUNREACH)?
+    /// `None` if it depends on names that are being resolved.
+    fn open(&mut self, Parked { request, until }: &Parked) -> Option<Result<OwnedFd, Errno>> {
+        let now = Instant::now();
+        let kind = request.kind;
+        if matches!(kind, SocketKind::ResolverTcp | SocketKind::ResolverUdp) {
+            if let Some(forwarder) = &mut self.forwarder {
+                return Some(forwarder.connect(kind == SocketKind::ResolverTcp, now));
             }
-            SocketKind::Tcp | SocketKind::Udp | SocketKind::Ping => {
-                if !self.policy.check(request.to, |address| self.routes.is_local(address)) {
-                    return Err(Errno::ACCESS);
-                }
-                request.to
+            let attempt = usize::from(request.to.port());
+            let resolver = self.resolvers.get(attempt % self.resolvers.len().max(1));
+            return Some(resolver.map_or(Err(Errno::NETUNREACH), |to| open_socket(kind, *to)));
+        }
+        let is_last = *until <= now || self.parked.len() >= MAX_PARKED;
+        let is_local = |address| self.routes.is_local(address);
+        match self.policy.decide(request.to, (&self.pins, now), is_local, is_last) {
+            Decision::Allowed => Some(open_socket(kind, request.to)),
+            Decision::Denied => Some(Err(Errno::ACCESS)),
+            Decision::Unresolved(names) => {
+                let forwarder = self.forwarder.as_mut()?;
+                names.into_iter().for_each(|name| forwarder.resolve(name));
+                None
             }
-        };
-        open_socket(request.kind, to)
+        }
     }
 }
 

@@ -1,43 +1,45 @@
 //! Which addresses a guest may reach.
 
 use std::net::{IpAddr, SocketAddr};
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
-use smoltcp::wire::IpCidr;
+use serde::{Deserialize, Serialize};
 
+use super::dns::{PinTimes, Pins};
+use super::rule::{ParseRuleError, Rule, Target};
 use super::special::{destinations, is_global};
 
 /// Rules for the addresses that a guest reaches. The first rule that matches decides. An address
 /// without a rule is allowed if IANA lists it as globally reachable, it is not multicast, and it is
 /// not one of the host's own.
 ///
+/// A rule with a name matches the addresses that a [`Broker`](crate::Broker) has found for it. One
+/// that allows matches no address that needs a rule: only a rule with a network opens those, so the
+/// owner of a name cannot.
+///
 /// Clones share their counters.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
     rules: Arc<[Rule]>,
-    rest: Arc<Rest>,
+    counts: Arc<Counts>,
+    pin_times: PinTimes,
 }
 
-/// The counters of addresses without a rule.
+/// How often each rule decided.
 #[derive(Debug, Default)]
-struct Rest {
+struct Counts {
+    rules: Box<[AtomicU64]>,
+    /// Without a rule.
     allowed: AtomicU64,
     denied: AtomicU64,
-}
-
-#[derive(Debug)]
-struct Rule {
-    text: String,
-    allow: bool,
-    range: IpCidr,
-    port: Option<u16>,
-    matched: AtomicU64,
+    /// The counters of all guests.
+    all: Option<Arc<Counts>>,
 }
 
 /// How often a rule decided.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuleCount {
     /// The rule as it was given; `default allow` or `default deny` for addresses without one.
     pub rule: String,
@@ -45,47 +47,55 @@ pub struct RuleCount {
     pub matched: u64,
 }
 
-/// A rule is not valid.
-#[derive(Debug, thiserror::Error)]
-pub enum ParseRuleError {
-    /// It does not begin with `allow:` or `deny:`.
-    #[error("egress rule \"{0}\" begins with neither \"allow:\" nor \"deny:\"")]
-    NoAction(String),
-    /// The address is not valid.
-    #[error(
-        "egress rule \"{0}\" has no valid address or network, such as 10.0.0.0/8 or 2001:db8::1"
-    )]
-    InvalidNetwork(String),
-    /// The port is not valid.
-    #[error("egress rule \"{0}\" has no valid port; ports are 1 to 65535")]
-    InvalidPort(String),
-}
-
-/// What the rules alone decide about a destination.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+/// What the rules decide about a destination.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Decision {
     Allowed,
     Denied,
-    /// Allowed if the destination is not the host itself.
-    AllowedUnlessLocal,
+    /// It depends on the addresses of these names, by their numbers in the [`Pins`].
+    Unresolved(Vec<usize>),
+}
+
+/// What decides about an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reason {
+    Rule(usize),
+    Default { allow: bool },
 }
 
 impl Policy {
-    /// A policy of rules such as `allow:10.1.0.0/16:5432`, `deny:[2001:db8::/32]:443` or
-    /// `deny:0.0.0.0/0`. A port applies to TCP and UDP.
+    /// A policy of rules such as `allow:10.1.0.0/16:5432`, `deny:[2001:db8::/32]:443`,
+    /// `deny:0.0.0.0/0`, `allow:api.example.com:443` or `allow:*.example.com`. A port applies to
+    /// TCP and UDP.
     ///
     /// # Errors
     /// A rule is not valid.
     pub fn parse<'a>(rules: impl IntoIterator<Item = &'a str>) -> Result<Self, ParseRuleError> {
-        let rules: Result<Arc<[Rule]>, _> = rules.into_iter().map(Rule::parse).collect();
-        Ok(Self { rules: rules?, rest: Arc::default() })
+        let rules: Arc<[Rule]> = rules.into_iter().map(Rule::parse).collect::<Result<_, _>>()?;
+        let counts = Arc::new(Counts::new(rules.len(), None));
+        Ok(Self { rules, counts, pin_times: PinTimes::default() })
+    }
+
+    /// The same rules, with other limits for how long an address of a name is pinned.
+    #[must_use]
+    pub fn with_pin_times(self, pin_times: PinTimes) -> Self {
+        Self { pin_times, ..self }
+    }
+
+    /// The same rules for one guest, with counters of its own. What they count is counted here as
+    /// well.
+    #[must_use]
+    pub fn for_guest(&self) -> Self {
+        let counts = Arc::new(Counts::new(self.rules.len(), Some(self.counts.clone())));
+        Self { counts, ..self.clone() }
     }
 
     /// How often each rule decided, in the order of the rules; those without a rule at the end.
     #[must_use]
     pub fn counts(&self) -> Vec<RuleCount> {
-        let rest = [("default allow", &self.rest.allowed), ("default deny", &self.rest.denied)];
-        let rules = self.rules.iter().map(|rule| (rule.text.as_str(), &rule.matched));
+        let counts = &self.counts;
+        let rest = [("default allow", &counts.allowed), ("default deny", &counts.denied)];
+        let rules = self.rules.iter().map(|rule| rule.text.as_str()).zip(&counts.rules);
         let counts = rules.chain(rest).map(|(rule, matched)| RuleCount {
             rule: rule.to_owned(),
             matched: matched.load(Ordering::Relaxed),
@@ -93,86 +103,100 @@ impl Policy {
         counts.collect()
     }
 
-    /// Checks `to`, and the IPv4 address inside it if it has one: both must be allowed.
-    pub(super) fn check(&self, to: SocketAddr, is_local: impl Fn(IpAddr) -> bool) -> bool {
+    /// Whether a rule has a name.
+    pub(super) fn has_names(&self) -> bool {
+        self.rules.iter().any(|rule| rule.name().is_some())
+    }
+
+    /// No pins for a guest with these rules.
+    pub(super) fn pins(&self) -> Pins {
+        Pins::new(self.pin_times, self.rules.iter().map(Rule::name))
+    }
+
+    /// Decides about `to`, and the IPv4 address inside it if it has one: both must be allowed. What
+    /// is decided is counted. With `is_last` it is decided with the addresses that are known.
+    pub(super) fn decide(
+        &self,
+        to: SocketAddr,
+        (pins, now): (&Pins, Instant),
+        is_local: impl Fn(IpAddr) -> bool,
+        is_last: bool,
+    ) -> Decision {
         let (address, embedded) = destinations(to.ip());
-        let allows = |address: IpAddr| match self.verdict(address, to.port()) {
-            Verdict::Allowed => true,
-            Verdict::Denied => false,
-            Verdict::AllowedUnlessLocal => {
-                let allowed = !is_local(address);
-                let count = if allowed { &self.rest.allowed } else { &self.rest.denied };
-                count.fetch_add(1, Ordering::Relaxed);
-                allowed
+        let (mut reasons, mut is_allowed) = (Vec::with_capacity(2), true);
+        for address in
+            embedded.into_iter().chain([address]).map(|ip| SocketAddr::new(ip, to.port()))
+        {
+            let (reason, unresolved) = self.reason(address, (pins, now), &is_local);
+            if !unresolved.is_empty() && !is_last {
+                return Decision::Unresolved(unresolved);
             }
-        };
-        embedded.is_none_or(allows) && allows(address)
-    }
-
-    fn verdict(&self, address: IpAddr, port: u16) -> Verdict {
-        if let Some(rule) = self.rules.iter().find(|rule| rule.matches(address, port)) {
-            rule.matched.fetch_add(1, Ordering::Relaxed);
-            return if rule.allow { Verdict::Allowed } else { Verdict::Denied };
+            reasons.push(reason);
+            is_allowed = match reason {
+                Reason::Rule(number) => self.rules[number].allow,
+                Reason::Default { allow } => allow,
+            };
+            if !is_allowed {
+                break;
+            }
         }
-        if is_global(address) {
-            return Verdict::AllowedUnlessLocal;
+        for reason in reasons {
+            self.counts.add(reason);
         }
-        self.rest.denied.fetch_add(1, Ordering::Relaxed);
-        Verdict::Denied
+        if is_allowed { Decision::Allowed } else { Decision::Denied }
     }
-}
 
-impl Rule {
-    fn parse(text: &str) -> Result<Self, ParseRuleError> {
-        let (allow, rest) = match text.split_once(':') {
-            Some(("allow", rest)) => (true, rest),
-            Some(("deny", rest)) => (false, rest),
-            _ => return Err(ParseRuleError::NoAction(text.to_owned())),
+    /// What decides about an address with the pins that there are, and the names whose addresses
+    /// could change the decision.
+    fn reason(
+        &self,
+        to: SocketAddr,
+        (pins, now): (&Pins, Instant),
+        is_local: &impl Fn(IpAddr) -> bool,
+    ) -> (Reason, Vec<usize>) {
+        let address = to.ip();
+        let mut known = None;
+        let mut is_open = || *known.get_or_insert_with(|| is_global(address) && !is_local(address));
+        let mut unresolved = Vec::new();
+        let of_port = |(_, rule): &(usize, &Rule)| rule.port.is_none_or(|own| own == to.port());
+        let matching = self.rules.iter().enumerate().filter(of_port).find(|(number, rule)| {
+            match rule.target {
+                Target::Network(range) => range.contains_addr(&address.into()),
+                Target::Name(_) if rule.allow && !is_open() => false,
+                Target::Name(_) if pins.has(*number, address, now) => true,
+                Target::Name(_) => {
+                    let name = pins.unresolved(*number, now);
+                    unresolved.extend(name.map(|name| (name, rule.allow)));
+                    false
+                }
+            }
+        });
+        let (reason, allow) = match matching {
+            Some((number, rule)) => (Reason::Rule(number), rule.allow),
+            None => (Reason::Default { allow: is_open() }, is_open()),
         };
-        let (network, port) = split_port(rest);
-        let range = parse_network(network)
-            .ok_or_else(|| ParseRuleError::InvalidNetwork(text.to_owned()))?;
-        let port = match port.map(u16::from_str) {
-            None => None,
-            Some(Ok(port @ 1..)) => Some(port),
-            Some(_) => return Err(ParseRuleError::InvalidPort(text.to_owned())),
+        let names = unresolved.into_iter().filter(|name| name.1 != allow).map(|name| name.0);
+        (reason, names.collect())
+    }
+}
+
+impl Counts {
+    fn new(rules: usize, all: Option<Arc<Self>>) -> Self {
+        let rules = (0..rules).map(|_| AtomicU64::new(0)).collect();
+        Self { rules, all, ..Self::default() }
+    }
+
+    fn add(&self, reason: Reason) {
+        let count = match reason {
+            Reason::Rule(number) => &self.rules[number],
+            Reason::Default { allow: true } => &self.allowed,
+            Reason::Default { allow: false } => &self.denied,
         };
-        Ok(Self { text: text.to_owned(), allow, range, port, matched: AtomicU64::new(0) })
+        count.fetch_add(1, Ordering::Relaxed);
+        if let Some(all) = &self.all {
+            all.add(reason);
+        }
     }
-
-    fn matches(&self, address: IpAddr, port: u16) -> bool {
-        self.range.contains_addr(&address.into()) && self.port.is_none_or(|own| own == port)
-    }
-}
-
-/// Splits `10.0.0.0/8:443` and `[2001:db8::/32]:443`; an IPv6 network without brackets has no port.
-fn split_port(text: &str) -> (&str, Option<&str>) {
-    if let Some((network, rest)) = text.strip_prefix('[').and_then(|text| text.split_once(']')) {
-        // What follows the bracket is nothing, or a colon and a port.
-        let port = (!rest.is_empty()).then(|| rest.strip_prefix(':').unwrap_or_default());
-        return (network, port);
-    }
-    match text.split_once(':') {
-        Some((network, port)) if !port.contains(':') => (network, Some(port)),
-        _ => (text, None),
-    }
-}
-
-fn parse_network(text: &str) -> Option<IpCidr> {
-    let (address, prefix) = match text.split_once('/') {
-        Some((address, prefix)) => (address, Some(prefix.parse::<u8>().ok()?)),
-        None => (text, None),
-    };
-    let address = IpAddr::from_str(address).ok()?;
-    // Addresses inside IPv6 ones are taken out before a rule is compared.
-    if let IpAddr::V6(address) = address
-        && address.to_ipv4_mapped().is_some()
-    {
-        return None;
-    }
-    let bits = if address.is_ipv4() { 32 } else { 128 };
-    let prefix = prefix.unwrap_or(bits);
-    (prefix <= bits).then(|| IpCidr::new(address.into(), prefix))
 }
 
 #[cfg(test)]

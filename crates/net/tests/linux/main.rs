@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 mod datagrams;
+mod dns;
+mod names;
 mod policy;
 mod servers;
 mod slow;

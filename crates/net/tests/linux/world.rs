@@ -5,14 +5,14 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use firn_net::{Broker, Counters, FrameHeader, GuestNetwork, Offloads, Policy, Proxy};
+use firn_net::{Broker, Counters, FrameHeader, GuestNetwork, Offloads, PinTimes, Policy, Proxy};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use seccompiler::{
@@ -40,7 +40,7 @@ pub(crate) struct Namespace {
 }
 
 impl Namespace {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let (jobs, queue) = channel::<Job>();
         thread::spawn(move || {
             // SAFETY: the network namespace is of this thread alone, and no descriptor changes.
@@ -68,7 +68,7 @@ impl Namespace {
         })
     }
 
-    fn sh(&self, script: &str) {
+    pub(crate) fn sh(&self, script: &str) {
         let script = script.to_owned();
         self.run(move || {
             let status = Command::new("sh").args(["-ec", &script]).status().unwrap();
@@ -83,6 +83,7 @@ pub(crate) struct Settings {
     pub(crate) offloads: Offloads,
     pub(crate) mtu: u16,
     pub(crate) rules: &'static [&'static str],
+    pub(crate) pin_times: PinTimes,
 }
 
 impl Default for Settings {
@@ -91,6 +92,7 @@ impl Default for Settings {
             offloads: Offloads { checksum: true, tso4: true, tso6: true },
             mtu: GuestNetwork::DEFAULT_MTU,
             rules: &["allow:192.0.2.0/24", "allow:2001:db8::/32", "allow:198.51.100.0/24"],
+            pin_times: PinTimes::default(),
         }
     }
 }
@@ -129,9 +131,8 @@ impl World {
             mtu = settings.mtu
         ));
         let policy = Policy::parse(settings.rules.iter().copied()).unwrap();
-        let for_broker = policy.clone();
-        let resolvers = vec![format!("{HOST_V4}:5353").parse().unwrap(), dns_address()];
-        let broker = host.run(move || Broker::start(for_broker, resolvers).unwrap());
+        let policy = policy.with_pin_times(settings.pin_times);
+        let broker = start_broker(&host, &policy);
         let network = GuestNetwork { mtu: settings.mtu, ..GuestNetwork::default() };
         let mut proxy = Proxy::new(network, broker).unwrap();
         proxy.set_offloads(settings.offloads);
@@ -170,6 +171,13 @@ impl World {
         }
         panic!("not {what}: {:?}", self.counters());
     }
+}
+
+/// A broker of the host; returns the monitor's end.
+pub(crate) fn start_broker(host: &Namespace, policy: &Policy) -> OwnedFd {
+    let policy = policy.clone();
+    let resolvers = vec![format!("{HOST_V4}:5353").parse().unwrap(), dns_address()];
+    host.run(move || Broker::start(policy, resolvers).unwrap())
 }
 
 /// The second resolver: the first one does not exist.

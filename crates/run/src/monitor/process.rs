@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use firn_agent::protocol::RoleCredentials;
 use firn_base::{ErrorChain, error_chain, now_ns};
 use firn_memory::OwnDevices;
+use firn_net::Policy;
 use firn_pool::Client;
 use firn_snapshot::SnapshotDirectory;
 use firn_vmm::{Shape, Tracepoints};
@@ -66,6 +67,8 @@ pub struct Monitor {
     traces: bool,
     /// Alive as long as it reads them.
     tracepoints: Option<Tracepoints>,
+    /// The rules of its guest's network.
+    policy: Option<Policy>,
 }
 
 /// A monitor's process cannot be used.
@@ -154,6 +157,7 @@ impl Monitor {
             mode: jail.mode(),
             traces: false,
             tracepoints: None,
+            policy: None,
         };
         let thread = std::thread::Builder::new().name("monitor-stderr".into()).spawn(read);
         monitor.stderr = Some(thread.map_err(MonitorError::Spawn)?);
@@ -222,6 +226,7 @@ impl Monitor {
     /// # Errors
     /// [`StartError::Monitor`].
     pub fn start(&mut self, spec: StartSpec, descriptors: &Descriptors) -> Result<(), StartError> {
+        self.policy = spec.policy();
         let request_ns = spec.request_ns.or_else(|| Some(now_ns()));
         self.traces = spec.traces();
         self.send(&Order::Start(Box::new(StartSpec { request_ns, ..spec })), descriptors)
@@ -237,6 +242,7 @@ impl Monitor {
         spec: StartSpec,
         descriptors: &Descriptors,
     ) -> Result<(), StartError> {
+        self.policy = spec.policy();
         self.directory = descriptors.directory();
         self.send(&Order::MakeReady(Box::new(spec)), descriptors)
     }
@@ -431,6 +437,8 @@ impl Monitor {
             Ok((Event::Started(mut report), _)) => {
                 // The monitor may have another id in a pid namespace of its own.
                 report.pid = self.pid();
+                // The broker has counted them: the monitor may be taken over.
+                report.egress = self.policy.as_ref().map(Policy::counts);
                 // Its control groups are this side's.
                 if let Some(jail) = &mut report.jail {
                     match &self.missing {

@@ -3,12 +3,14 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
+use firn_net::{Policy, RuleCount};
 use firn_snapshot::SnapshotFiles;
 
 use super::connection::{Connection, ReceiveError};
 use super::*;
 use crate::descriptors::Descriptors;
 use crate::jail::{Jail, JailMode};
+use crate::network::NetworkSpec;
 use crate::spec::{HostSpec, InvokeSpec, Origin, ReplaySpec, SourceSpec, ThawSpec};
 
 /// A spec of a snapshot whose container is in the first slot.
@@ -174,4 +176,25 @@ fn notes_do_not_extend_a_time_limit() {
     let error = monitor.started(Some(Duration::from_secs(1))).unwrap_err();
     assert!(matches!(error, StartError::TimedOut(1)), "{error}");
     assert!(monitor.take_notes().len() <= 64);
+}
+
+/// The counters of a guest's rules are its broker's, whatever its monitor reports.
+#[test]
+fn a_monitor_does_not_count_what_its_guest_reaches() {
+    let claim = RuleCount { rule: "deny:10.0.0.0/8".to_owned(), matched: 99 };
+    let report = StartReport { egress: Some(vec![claim]), ..StartReport::empty() };
+    let message = serde_json::json!({ "started": report }).to_string();
+    let policy = Policy::parse(["deny:10.0.0.0/8"]).unwrap();
+    for has_network in [true, false] {
+        let (_folder, mut monitor) = repeating(&message);
+        let mut descriptors = Descriptors::default();
+        let network = has_network.then(|| NetworkSpec::proxy(&policy, &mut descriptors).unwrap());
+        let container = tempfile::tempfile().unwrap();
+        let spec = spec("1".to_owned(), &mut descriptors, container);
+        let host = HostSpec { network, ..HostSpec::default() };
+        monitor.start(StartSpec { host, ..spec }, &descriptors).unwrap();
+        let report = monitor.started(Some(Duration::from_secs(60))).unwrap();
+        assert_eq!(report.egress, has_network.then(|| policy.counts()));
+        assert!(policy.counts().iter().all(|count| count.matched == 0));
+    }
 }

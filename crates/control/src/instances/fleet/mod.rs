@@ -188,8 +188,8 @@ impl Fleet {
             closed: false,
         };
         let fleet = Arc::new(Self {
+            metrics: Metrics::new(launcher.network.clone()),
             launcher: Arc::new(launcher),
-            metrics: Metrics::default(),
             limits,
             runtime: Runtime::current(),
             started_at: Instant::now(),

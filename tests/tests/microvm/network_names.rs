@@ -1,0 +1,121 @@
+//! Rules of a guest's network with host names.
+
+use std::fs::OpenOptions;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::thread;
+
+use firn_required::TapDevice;
+use firn_tests::{World, workshop_folder};
+use rustix::mount::{MountPropagationFlags, mount_bind, mount_change};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+use serde_json::{Value, json};
+
+use crate::network::with_taps;
+
+const RESOLVERS: &str = "/etc/resolv.conf";
+/// The names of the server, and their addresses. The first one is globally reachable, not the
+/// host's own, and without a host.
+const NAMES: [(&str, Ipv4Addr); 3] = [
+    ("api.example.com", Ipv4Addr::new(9, 9, 9, 2)),
+    ("inner.example.com", Ipv4Addr::new(10, 9, 0, 1)),
+    ("evil.example.net", Ipv4Addr::new(10, 9, 1, 1)),
+];
+
+/// The answer to a query for one of [`NAMES`].
+fn answer(query: &[u8]) -> Vec<u8> {
+    const HEADER: usize = 12;
+    let (mut end, mut labels) = (HEADER, Vec::new());
+    while query[end] > 0 {
+        let next = end + 1 + usize::from(query[end]);
+        labels.push(String::from_utf8(query[end + 1..next].to_ascii_lowercase()).unwrap());
+        end = next;
+    }
+    let name = labels.join(".");
+    let found = NAMES.iter().find(|known| known.0 == name);
+    let is_address = query[end + 1..end + 3] == [0, 1];
+    let mut answer = query[..end + 5].to_vec();
+    answer[2..HEADER].copy_from_slice(&[0x81, 0x80, 0, 1, 0, 0, 0, 0, 0, 0]);
+    match found {
+        Some((_, address)) if is_address => {
+            answer[7] = 1;
+            answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 1, 0, 0, 4]);
+            answer.extend(address.octets());
+        }
+        Some(_) => {}
+        // There is no such name.
+        None => answer[3] |= 3,
+    }
+    answer
+}
+
+/// Makes a name server of the test's the only resolver of this thread's and its children's.
+fn use_own_resolver(world: &World) {
+    let socket = UdpSocket::bind((NAMES[1].1, 53)).unwrap();
+    // It ends with the test program.
+    thread::spawn(move || {
+        let mut query = [0; 4096];
+        while let Ok((len, from)) = socket.recv_from(&mut query) {
+            socket.send_to(&answer(&query[..len]), from).unwrap();
+        }
+    });
+    // SAFETY: the namespace is of this thread alone, and no descriptor changes.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.unwrap();
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
+    let own = world.file("resolv.conf");
+    std::fs::write(&own, format!("nameserver {}\n", NAMES[1].1)).unwrap();
+    // The lab has none. Elsewhere it stays as it is.
+    OpenOptions::new().append(true).create(true).open(RESOLVERS).unwrap();
+    mount_bind(own, RESOLVERS).unwrap();
+}
+
+/// How often each rule has decided, as a report has it.
+fn matched(report: &Value) -> Vec<(&str, u64)> {
+    let counts = report["egress"].as_array().unwrap().iter();
+    counts
+        .map(|count| (count["rule"].as_str().unwrap(), count["matched"].as_u64().unwrap()))
+        .collect()
+}
+
+#[test]
+fn a_guest_reaches_the_names_that_its_rules_have() {
+    with_taps(2, |port| {
+        let world = World::default();
+        let _internet = TapDevice::create("internet", Ipv4Addr::new(9, 9, 9, 1)).unwrap();
+        use_own_resolver(&world);
+        let rules = ["deny:evil.example.net", "allow:api.example.com:443", "allow:10.9.0.0/16"];
+        let rules = rules.into_iter().chain(["deny:0.0.0.0/0"]);
+        let options: Vec<&str> = ["--net", "proxy"]
+            .into_iter()
+            .chain(rules.flat_map(|rule| ["--egress", rule]))
+            .collect();
+        let dial =
+            |address: &str, port: u16| json!({"do": "dial", "address": address, "port": port});
+        let boot = world.firn(["boot", "--name", "booted"]).args(&options);
+        let mut booted = boot.arg(workshop_folder(&world.work())).start().ready();
+        // By the resolver of the guest's system.
+        let inner = dial("inner.example.com", port);
+        assert_eq!(world.ask("booted", "machine", &inner), json!(null));
+        let missing = world.ask_unchecked("booted", "machine", &dial("none.example.com", port));
+        missing.function_error(&["gaierror"]);
+        let evil = world.ask_unchecked("booted", "machine", &dial("evil.example.net", port));
+        evil.function_error(&["OSError", "No route to host"]);
+        let snapshot = world.file("snapshot");
+        world.firn(["freeze", "booted"]).arg(&snapshot).run().ok();
+        booted.end().ok();
+
+        // The clone knows the addresses, and asks for no name. Both connects fail, each for its own
+        // reason: one address is allowed and has no host, the other one is denied.
+        for (address, port, decided) in [("9.9.9.2", 443, 1), ("10.9.1.1", port, 0)] {
+            let event = json!({"module": "machine", "event": dial(address, port)}).to_string();
+            let thaw = world.firn(["thaw", "--json", "--invoke", &event]).args(&options);
+            let report = thaw.arg(&snapshot).run().function_error(&["OSError"]);
+            let counts = matched(&report);
+            assert_eq!(counts.len(), 6, "{counts:?}");
+            for (number, (rule, count)) in counts.iter().enumerate() {
+                assert_eq!(*count, u64::from(number == decided), "{rule}: {counts:?}");
+            }
+        }
+        let wrong = world.firn(["thaw", "--net", "proxy", "--egress", "deny:all"]).arg(&snapshot);
+        wrong.run().refused(&["egress rule \"deny:all\"", "a host name has a dot"]);
+    });
+}
