@@ -70,7 +70,8 @@ impl RecordedRun<'_> {
         begin(&mut restored.microvm)?;
         let running = restored.resume()?;
         let lead = |handle: &Handle, alive: &AtomicBool| {
-            let (mut agent, _) = served.identify(self.limit, alive)?;
+            // This clone has no network, and so no connections to report.
+            let (mut agent, _) = served.identify(self.limit, alive, |_| ())?;
             connected();
             let outcome = self.invoke(&mut agent)?;
             let answered = answered(&outcome, handle, agent)?;

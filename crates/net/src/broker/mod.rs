@@ -4,8 +4,12 @@
 //! waiting, and passes the descriptor. The monitor may be taken over: what it sends is checked,
 //! and it gets no socket that is not connected to an allowed address. Such a socket cannot be
 //! connected elsewhere, because the jail denies connect(2).
+//!
+//! The broker also has the listeners of published ports, and passes the connections that it
+//! accepts.
 
 mod policy;
+mod publish;
 mod route;
 mod special;
 pub(crate) mod wire;
@@ -27,6 +31,7 @@ use rustix::net::{
 };
 
 pub use policy::{ParseRuleError, Policy, RuleCount};
+pub use publish::{PublishError, PublishedAddress, PublishedPort, PublishedPorts};
 use route::Routes;
 use wire::{Answer, Request, SocketKind};
 
@@ -58,10 +63,30 @@ impl Broker {
     /// # Errors
     /// The sockets or the thread cannot be made.
     pub fn start(policy: Policy, resolvers: Vec<SocketAddr>) -> io::Result<OwnedFd> {
+        Self::start_publishing(policy, resolvers, &mut PublishedPorts::default())
+    }
+
+    /// The same, which passes the connections to published ports too. Their listeners are closed
+    /// with the broker.
+    ///
+    /// # Errors
+    /// The sockets or the threads cannot be made.
+    pub fn start_publishing(
+        policy: Policy,
+        resolvers: Vec<SocketAddr>,
+        ports: &mut PublishedPorts,
+    ) -> io::Result<OwnedFd> {
         let (socket, monitor) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         set_socket_send_buffer_size(&socket, ANSWERS)?;
         let routes = Routes::open()?;
+        let listeners = ports.take_listeners();
+        if !listeners.is_empty() {
+            let socket = socket.try_clone()?;
+            thread::Builder::new()
+                .name("net-listener".into())
+                .spawn(move || publish::accept_all(&socket, &listeners))?;
+        }
         let mut broker = Self { socket, policy, resolvers, routes, rate: Rate::new() };
         thread::Builder::new()
             .name("net-broker".into())
@@ -111,15 +136,20 @@ fn open_socket(kind: SocketKind, to: SocketAddr) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(family, socket_type, flags, Some(protocol))?;
     if socket_type == SocketType::STREAM {
-        // The guest decides when it sends a small segment.
-        set_tcp_nodelay(&socket, true)?;
-        set_socket_keepalive(&socket, true)?;
-        set_tcp_keepidle(&socket, KEEPALIVE)?;
+        set_options(&socket)?;
     }
     match connect(&socket, &to) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
         Err(errno) => Err(errno),
     }
+}
+
+/// Sets the options of a TCP connection.
+fn set_options(socket: &OwnedFd) -> Result<(), Errno> {
+    // The guest decides when it sends a small segment.
+    set_tcp_nodelay(socket, true)?;
+    set_socket_keepalive(socket, true)?;
+    set_tcp_keepidle(socket, KEEPALIVE)
 }
 
 /// How fast a guest may open sockets.

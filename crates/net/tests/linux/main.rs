@@ -3,6 +3,7 @@
 
 mod datagrams;
 mod policy;
+mod published;
 mod servers;
 mod slow;
 mod tcp;

@@ -12,7 +12,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use firn_net::{Broker, Counters, FrameHeader, GuestNetwork, Offloads, Policy, Proxy};
+use firn_net::{
+    Broker, Counters, FrameHeader, GuestNetwork, Offloads, Policy, Proxy, PublishedPorts,
+};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use seccompiler::{
@@ -83,6 +85,8 @@ pub(crate) struct Settings {
     pub(crate) offloads: Offloads,
     pub(crate) mtu: u16,
     pub(crate) rules: &'static [&'static str],
+    /// Ports of the guest that the host's programs reach.
+    pub(crate) publish: &'static [&'static str],
 }
 
 impl Default for Settings {
@@ -91,6 +95,7 @@ impl Default for Settings {
             offloads: Offloads { checksum: true, tso4: true, tso6: true },
             mtu: GuestNetwork::DEFAULT_MTU,
             rules: &["allow:192.0.2.0/24", "allow:2001:db8::/32", "allow:198.51.100.0/24"],
+            publish: &[],
         }
     }
 }
@@ -100,6 +105,7 @@ pub(crate) struct World {
     pub(crate) host: Namespace,
     pub(crate) guest: Namespace,
     pub(crate) policy: Policy,
+    pub(crate) ports: PublishedPorts,
     orders: Sender<Order>,
     wake: File,
 }
@@ -131,7 +137,10 @@ impl World {
         let policy = Policy::parse(settings.rules.iter().copied()).unwrap();
         let for_broker = policy.clone();
         let resolvers = vec![format!("{HOST_V4}:5353").parse().unwrap(), dns_address()];
-        let broker = host.run(move || Broker::start(for_broker, resolvers).unwrap());
+        let (broker, ports) = host.run(move || {
+            let mut ports = PublishedPorts::open(settings.publish.iter().copied()).unwrap();
+            (Broker::start_publishing(for_broker, resolvers, &mut ports).unwrap(), ports)
+        });
         let network = GuestNetwork { mtu: settings.mtu, ..GuestNetwork::default() };
         let mut proxy = Proxy::new(network, broker).unwrap();
         proxy.set_offloads(settings.offloads);
@@ -142,7 +151,7 @@ impl World {
             deny_sockets();
             drive(proxy, tap, &queue, woken);
         });
-        Self { host, guest, policy, orders, wake }
+        Self { host, guest, policy, ports, orders, wake }
     }
 
     /// Runs with the proxy, between two frames.
