@@ -20,6 +20,7 @@ mod freezing;
 mod hugetlbfs;
 mod jail;
 mod network;
+mod network_freezes;
 mod nodes;
 mod planners;
 mod pool;

@@ -18,8 +18,8 @@ use crate::seq::Seq;
 const MAX_CALLS: u32 = 4;
 
 impl TcpFlow {
-    /// The flow of a connection that the broker has accepted. `first` is the sequence number of this
-    /// side.
+    /// The flow of a connection that the broker has accepted. `first` is this side's sequence
+    /// number.
     pub(crate) fn call(key: FlowKey, first: Seq, now: Instant, shared: &mut Shared) -> Self {
         let limit = share(shared.promised).min(FIRST_WINDOW);
         shared.promised += limit;

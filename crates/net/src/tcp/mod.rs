@@ -221,8 +221,8 @@ impl TcpFlow {
         self.from_guest.first
     }
 
-    /// What a snapshot keeps. There is nothing to reset while the guest has not answered a SYN: when
-    /// it does so after a thaw, its answer is of no connection.
+    /// What a snapshot keeps. A guest that has not answered a SYN has nothing to reset: an answer
+    /// after a thaw is of no connection.
     pub(crate) fn saved(&self) -> Option<SavedFlow> {
         let next_to_guest = (!self.is_connecting()).then_some(self.to_guest.sent);
         let next_from_guest = self.from_guest.next;

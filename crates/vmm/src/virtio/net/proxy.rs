@@ -21,8 +21,8 @@ pub(super) struct UserNetwork {
 }
 
 impl UserNetwork {
-    /// The network of a guest with this device, over the monitor's end of its broker. It reports its
-    /// resets to those that wait for them.
+    /// The network of a guest with this device, over the monitor's end of its broker. It reports
+    /// its resets to those that wait for them.
     ///
     /// # Errors
     /// The MTU is too small, or an epoll instance or a timer cannot be made.
