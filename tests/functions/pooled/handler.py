@@ -41,7 +41,10 @@ def post(address, port, bodies):
     statuses = []
     for body in bodies:
         statuses.append(clients["urllib3"].request("POST", "/urllib3", body=f"urllib3 {body}", retries=False).status)
-        statuses.append(clients["boto3"].invoke(FunctionName="f", Payload=f"boto3 {body}")["StatusCode"])
+        answer = clients["boto3"].invoke(FunctionName="f", Payload=f"boto3 {body}")
+        # A connection returns to its pool when the answer is read.
+        answer["Payload"].read()
+        statuses.append(answer["StatusCode"])
     return statuses
 
 

@@ -271,10 +271,12 @@ fn freeze_under_traffic(count: usize) {
         let rules = [format!("allow:{HOST}:{tcp}"), format!("allow:{HOST}:{udp}")];
         let options = ["--net", "proxy", "--egress", &rules[0], "--egress", &rules[1]];
         let handler = include_str!("../../functions/traffic/handler.py");
-        let boot = world.firn(["boot", "--name", "traffic", "--publish", "0:7000"]).args(options);
+        // Not a port that the system could give to a client, which would then reach itself.
+        let address = SocketAddr::from((HOST, 7000));
+        let publish = format!("{address}:7000");
+        let boot = world.firn(["boot", "--name", "traffic", "--publish", &publish]).args(options);
         let boot = boot.arg(folder(&world.work(), "traffic", handler));
         let mut monitor: Monitor = boot.start().ready();
-        let address = published(&monitor.first_line);
         let started =
             json!({"do": "start", "address": HOST, "tcp": tcp, "udp": udp, "server": 7000});
         ask(&world, "traffic", &started);
@@ -289,9 +291,8 @@ fn freeze_under_traffic(count: usize) {
             let snapshot = world.file("snapshot");
             world.firn(["freeze", "traffic"]).arg(&snapshot).run().ok();
             monitor.end().ok();
-            let thaw = world.firn(["thaw", "--name", "traffic", "--publish"]);
-            let thaw = thaw.arg(format!("{address}:7000")).args(options).arg(&snapshot);
-            monitor = thaw.start().ready();
+            let thaw = world.firn(["thaw", "--name", "traffic", "--publish", &publish]);
+            monitor = thaw.args(options).arg(&snapshot).start().ready();
             assert_eq!(ask(&world, "traffic", &check), checked, "after {number} others");
             callers.wait();
         }
