@@ -253,9 +253,9 @@ pub fn zip_of_files<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>) ->
     zip.finish().unwrap().into_inner()
 }
 
-/// The environment of a Python that has the clients from PyPI.
+/// The folder with the clients from PyPI, as Python's modules.
 #[track_caller]
-fn clients_environment() -> Vec<(&'static str, PathBuf)> {
+pub fn clients() -> PathBuf {
     let clients = std::env::var_os("FIRN_CLIENTS").map(PathBuf::from);
     let clients = clients.unwrap_or_else(|| cache().with_file_name("clients"));
     assert!(
@@ -263,7 +263,13 @@ fn clients_environment() -> Vec<(&'static str, PathBuf)> {
         "{} is missing: make it with tests/clients/build.sh",
         clients.display()
     );
-    let mut variables = vec![("PYTHONPATH", clients), ("PYTHONDONTWRITEBYTECODE", "1".into())];
+    clients
+}
+
+/// The environment of a Python that has the clients from PyPI.
+#[track_caller]
+fn clients_environment() -> Vec<(&'static str, PathBuf)> {
+    let mut variables = vec![("PYTHONPATH", clients()), ("PYTHONDONTWRITEBYTECODE", "1".into())];
     variables.extend(python_home().map(|home| ("PYTHONHOME", home)));
     variables
 }

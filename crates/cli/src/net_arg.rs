@@ -1,11 +1,11 @@
-//! The options `--net` and `--egress`: a guest's network.
+//! The options `--net`, `--egress` and `--publish`: a guest's network.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
 use clap::Args;
 use firn_base::{ParseSizeError, parse_size};
-use firn_net::{GuestNetwork, Policy};
+use firn_net::{GuestNetwork, Policy, PublishedPort, PublishedPorts};
 use firn_run::{Descriptors, NetworkAddresses, NetworkSpec};
 use firn_vmm::{NetworkConfig, RateLimit};
 use thiserror::Error;
@@ -49,6 +49,20 @@ pub(crate) struct NetArgs {
     /// one the guest reaches what is globally reachable
     #[arg(long, value_name = "RULE")]
     egress: Vec<String>,
+    /// With --net proxy: connect programs of this host to a port of the guest, as
+    /// [HOST:]PORT:GUEST such as 8080:80, 0.0.0.0:8080:80 or [::1]:8080:80, or as unix:PATH:GUEST;
+    /// without HOST it is 127.0.0.1, and port 0 is one that is free
+    #[arg(long, value_name = "PORT")]
+    publish: Vec<String>,
+}
+
+/// The host's side of a guest's network.
+#[derive(Debug, Default)]
+pub(crate) struct Connected {
+    /// For the monitor.
+    pub(crate) network: Option<NetworkSpec>,
+    /// Kept until the microVM has ended.
+    pub(crate) ports: PublishedPorts,
 }
 
 /// The option is not valid.
@@ -83,6 +97,8 @@ pub(crate) enum NetArgError {
     ProxyMtu(u16),
     #[error("--egress needs --net proxy: the host filters what passes a tap device")]
     Egress,
+    #[error("--publish needs --net proxy: programs reach a guest with a tap device by its address")]
+    Publish,
     #[error("{0} is chosen at the boot: it is a part of the snapshot")]
     Frozen(&'static str),
     #[error("the snapshot is of a player, which has no network: omit --net")]
@@ -190,26 +206,26 @@ impl NetArg {
 
 impl NetArgs {
     /// Opens the host's side.
-    pub(crate) fn connect(
-        &self,
-        descriptors: &mut Descriptors,
-    ) -> anyhow::Result<Option<NetworkSpec>> {
+    pub(crate) fn connect(&self, descriptors: &mut Descriptors) -> anyhow::Result<Connected> {
         let policy = Policy::parse(self.egress.iter().map(String::as_str))?;
         let network = match &self.net {
             NetArg::Some(network) if network.tap.is_none() => network,
             _ if !self.egress.is_empty() => return Err(NetArgError::Egress.into()),
+            _ if !self.publish.is_empty() => return Err(NetArgError::Publish.into()),
             NetArg::Some(network) => network,
-            NetArg::None => return Ok(None),
+            NetArg::None => return Ok(Connected::default()),
         };
+        let mut ports = PublishedPorts::open(self.publish.iter().map(String::as_str))?;
         let spec = match &network.tap {
             Some(name) => {
                 let addresses = network.addresses();
                 NetworkSpec { addresses, ..NetworkSpec::tap(name, descriptors)? }
             }
-            None => NetworkSpec::proxy(&policy, descriptors)?,
+            None => NetworkSpec::publishing(&policy, &mut ports, descriptors)?,
         };
         let (to_guest, from_guest) = (network.to_guest, network.from_guest);
-        Ok(Some(NetworkSpec { to_guest, from_guest, ..spec }))
+        let network = Some(NetworkSpec { to_guest, from_guest, ..spec });
+        Ok(Connected { network, ports })
     }
 
     /// The same for a guest that is thawed. A player has no disks.
@@ -217,7 +233,7 @@ impl NetArgs {
         &self,
         has_disks: bool,
         descriptors: &mut Descriptors,
-    ) -> anyhow::Result<Option<NetworkSpec>> {
+    ) -> anyhow::Result<Connected> {
         match &self.net {
             NetArg::Some(_) if !has_disks => Err(NetArgError::Player.into()),
             NetArg::Some(net) if net.mac.is_some() => Err(NetArgError::Frozen("mac").into()),
@@ -225,6 +241,14 @@ impl NetArgs {
             _ => self.connect(descriptors),
         }
     }
+}
+
+/// Published ports for people, after what else a line has.
+pub(crate) fn published(ports: &[PublishedPort]) -> String {
+    let text = |port: &PublishedPort| {
+        format!("; {} is port {} of the guest", port.address, port.guest_port)
+    };
+    ports.iter().map(text).collect()
 }
 
 fn parse_mac(text: &str) -> Result<[u8; 6], NetArgError> {

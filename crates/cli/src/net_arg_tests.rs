@@ -75,7 +75,7 @@ fn a_snapshot_has_its_device_already() {
     let mut descriptors = Descriptors::default();
     let mut error = |text: &str, egress: &[&str], has_disks| {
         let egress = egress.iter().map(|rule| (*rule).to_owned()).collect();
-        let arguments = NetArgs { net: text.parse().unwrap(), egress };
+        let arguments = NetArgs { net: text.parse().unwrap(), egress, publish: Vec::new() };
         arguments.reconnect(has_disks, &mut descriptors).unwrap_err().to_string()
     };
     assert!(
@@ -93,4 +93,29 @@ fn a_snapshot_has_its_device_already() {
     assert!(wrong.contains("begins with neither"), "{wrong}");
     let wrong = error("proxy", &["allow:api.example.com", "deny:b\u{fc}cher.example"], true);
     assert!(wrong.contains("\"deny:b\u{fc}cher.example\" has no valid host name"), "{wrong}");
+}
+
+#[test]
+fn a_port_is_published_by_the_user_mode_network_alone() {
+    let connect = |net: &str, ports: &[&str]| {
+        let publish = ports.iter().map(|port| (*port).to_owned()).collect();
+        let arguments = NetArgs { net: net.parse().unwrap(), egress: Vec::new(), publish };
+        arguments.connect(&mut Descriptors::default()).map_err(|error| error.to_string())
+    };
+    for net in ["none", "tap:t0"] {
+        let error = connect(net, &["8080:80"]).unwrap_err();
+        assert!(error.starts_with("--publish needs --net proxy"), "{error}");
+    }
+    let error = connect("proxy", &["80"]).unwrap_err();
+    assert!(error.contains("is not a published port"), "{error}");
+    let connected = connect("proxy", &["0:80"]).unwrap();
+    let text = published(connected.ports.ports());
+    assert!(
+        text.starts_with("; 127.0.0.1:") && text.ends_with(" is port 80 of the guest"),
+        "{text}"
+    );
+    let address = text["; ".len()..].split_once(' ').unwrap().0.to_owned();
+    let port = address.rsplit_once(':').unwrap().1;
+    let error = connect("proxy", &[&format!("{port}:81")]).unwrap_err();
+    assert!(error.starts_with(&format!("cannot publish {address}: it is in use")), "{error}");
 }

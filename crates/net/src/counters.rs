@@ -25,6 +25,8 @@ pub struct Counters {
     pub flows: u64,
     /// Flows that the guest has opened.
     pub flows_opened: u64,
+    /// Flows that the host has opened to published ports.
+    pub flows_published: u64,
     /// Flows that were not: too many, denied, refused by the other side, unreachable.
     pub flows_refused: u64,
     /// How often a flow has sent again what the guest did not acknowledge.

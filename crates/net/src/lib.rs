@@ -45,9 +45,12 @@ mod state;
 mod table;
 mod tcp;
 
-pub use broker::{Broker, NameError, ParseRuleError, PinTimes, Policy, RuleCount, host_resolvers};
+pub use broker::{
+    Broker, NameError, ParseRuleError, PinTimes, Policy, PublishError, PublishedAddress,
+    PublishedPort, PublishedPorts, RuleCount, host_resolvers,
+};
 pub use counters::Counters;
 pub use header::{FrameHeader, Offloads};
 pub use network::{GuestNetwork, Subnet};
-pub use proxy::Proxy;
+pub use proxy::{PendingResets, Proxy};
 pub use state::NetworkState;

@@ -46,6 +46,28 @@ pub(crate) fn answer_arp(frame: &mut Frame, link: &Link, arp: &ArpRepr) -> bool 
     true
 }
 
+/// Asks for the guest's Ethernet address.
+pub(crate) fn ask_for_guest(frame: &mut Frame, link: &Link) {
+    let request = ArpRepr::EthernetIpv4 {
+        operation: ArpOperation::Request,
+        source_hardware_addr: EthernetAddress(link.network.gateway_mac),
+        source_protocol_addr: link.network.ipv4.gateway,
+        target_hardware_addr: EthernetAddress([0; 6]),
+        target_protocol_addr: link.network.ipv4.address,
+    };
+    let bytes = frame.ethernet(link, EthernetProtocol::Arp, request.buffer_len());
+    request.emit(&mut ArpPacket::new_unchecked(bytes));
+}
+
+/// Whether it is the answer to [`ask_for_guest`].
+pub(crate) fn is_guests_answer(link: &Link, arp: &ArpRepr) -> bool {
+    matches!(
+        *arp,
+        ArpRepr::EthernetIpv4 { operation: ArpOperation::Reply, source_protocol_addr, .. }
+            if source_protocol_addr == link.network.ipv4.address
+    )
+}
+
 /// Answers neighbour and router solicitations. Returns whether there is an answer.
 pub(crate) fn answer_ndp(frame: &mut Frame, link: &Link, packet: &IpPacket<'_>) -> bool {
     let (IpAddr::V6(source), IpAddr::V6(destination)) = (packet.source, packet.destination) else {

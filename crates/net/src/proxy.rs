@@ -1,5 +1,8 @@
 //! The proxy: frames of the guest on one side, sockets of the host on the other.
 
+mod publish;
+mod thaw;
+
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -12,7 +15,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use smoltcp::wire::{IpProtocol, TcpControl, TcpRepr};
 
-use crate::broker::wire::{Request, SocketKind};
+use crate::broker::wire::{Message, Request, SocketKind};
 use crate::counters::Counters;
 use crate::datagram::{DatagramFlow, Sent};
 use crate::flow::{FlowKey, FlowProtocol};
@@ -24,9 +27,10 @@ use crate::network::GuestNetwork;
 use crate::packet::{Dropped, IpPacket, Parsed, Segment, parse};
 use crate::requests::Requests;
 use crate::seq::Seq;
-use crate::state::{NetworkState, SavedFlow};
 use crate::table::{Flow, Table};
-use crate::tcp::{Shared, TcpFlow, ack_repr};
+use crate::tcp::{Shared, TcpFlow, ack_repr, reset_socket};
+
+pub use thaw::PendingResets;
 
 /// The most flows of a microVM.
 const MAX_FLOWS: usize = 16_384;
@@ -55,7 +59,9 @@ pub struct Proxy {
     requests: Requests,
     epoll: OwnedFd,
     /// Connections of before a thaw, which are reset first.
-    resets: VecDeque<SavedFlow>,
+    thaw: thaw::Thaw,
+    /// The gateway's port of the next connection to a published port.
+    next_port: u16,
     answers: VecDeque<(FrameHeader, Vec<u8>)>,
     answer_bytes: usize,
     frame: Frame,
@@ -80,6 +86,7 @@ impl Proxy {
         let table = Table::new()?;
         add(&epoll, &broker, BROKER)?;
         add(&epoll, table.timer(), TIMER)?;
+        let secret = RandomState::new();
         let shared = Shared {
             link: Link { network, offloads: Offloads::default() },
             pool: Default::default(),
@@ -93,11 +100,12 @@ impl Proxy {
             table,
             requests: Requests::new(broker),
             epoll,
-            resets: VecDeque::new(),
+            thaw: thaw::Thaw::default(),
+            next_port: publish::first_port(&secret),
             answers: VecDeque::new(),
             answer_bytes: 0,
             frame: Frame::default(),
-            secret: RandomState::new(),
+            secret,
             started: Instant::now(),
         })
     }
@@ -141,6 +149,10 @@ impl Proxy {
         counters.frames_from_guest += 1;
         counters.bytes_from_guest += u64::try_from(frame.len()).unwrap_or(u64::MAX);
         let result = match parse(&self.shared.link.network, frame) {
+            Ok(Parsed::Arp(arp)) if neighbour::is_guests_answer(&self.shared.link, &arp) => {
+                self.thaw.answered();
+                Ok(())
+            }
             Ok(Parsed::Arp(arp)) => {
                 let is_answered = neighbour::answer_arp(&mut self.frame, &self.shared.link, &arp);
                 self.answer_if(is_answered)
@@ -160,7 +172,7 @@ impl Proxy {
     /// Whether [`Proxy::receive`] may have a frame.
     #[must_use]
     pub fn has_frames(&self) -> bool {
-        !self.resets.is_empty() || !self.answers.is_empty() || self.table.has_ready()
+        self.thaw.has_frames() || !self.answers.is_empty() || self.table.has_ready()
     }
 
     /// The next frame to the guest, at most `room` bytes, which are at least 128. A flow has its
@@ -173,42 +185,6 @@ impl Proxy {
         let (header, frame) = self.frame.parts();
         self.shared.counters.bytes_to_guest += u64::try_from(frame.len()).unwrap_or(u64::MAX);
         Some((header, frame))
-    }
-
-    /// The connections, for [`Proxy::restore`]. The guest does not run.
-    #[must_use]
-    pub fn save(&self) -> NetworkState {
-        let live = self.table.iter().filter_map(|(key, flow)| match flow {
-            Flow::Tcp(flow) => {
-                let (next_to_guest, next_from_guest) = flow.sequence_numbers();
-                Some(SavedFlow { key: *key, next_to_guest, next_from_guest })
-            }
-            Flow::Datagram(_) => None,
-        });
-        NetworkState { flows: self.resets.iter().copied().chain(live).collect() }
-    }
-
-    /// Ends all connections, and resets those of `state` in the guest, before any other frame. Each
-    /// reset has the sequence number that the guest expects, so the guest accepts it.
-    pub fn restore(&mut self, state: &NetworkState) {
-        self.table.remove_all(&mut self.shared);
-        self.answers.clear();
-        self.answer_bytes = 0;
-        // A snapshot may be damaged.
-        let network = self.shared.link.network;
-        let is_valid = |flow: &&SavedFlow| {
-            let key = &flow.key;
-            key.protocol == FlowProtocol::Tcp
-                && network.is_guest(key.guest.ip())
-                && key.remote.is_ipv4() == key.guest.is_ipv4()
-        };
-        self.resets = state.flows.iter().filter(is_valid).take(MAX_FLOWS).copied().collect();
-    }
-
-    /// Resets of [`Proxy::restore`] that [`Proxy::receive`] has not returned.
-    #[must_use]
-    pub fn resets_left(&self) -> usize {
-        self.resets.len()
     }
 
     /// What was counted so far.
@@ -280,6 +256,10 @@ impl Proxy {
         if let Some(id) = self.table.find(&key)
             && let Some((_, Flow::Tcp(flow))) = self.table.get_mut(id)
         {
+            if !is_new && flow.is_of_another(segment) {
+                self.reset_unknown(&key, segment);
+                return;
+            }
             if !is_new || flow.guest_first() == segment.seq {
                 flow.segment(segment, now, &mut self.shared);
                 self.table.changed(id, now, &mut self.shared);
@@ -312,14 +292,19 @@ impl Proxy {
             self.reset_unknown(&key, syn);
             return;
         };
-        // A clock of 4 microseconds, and an offset that cannot be known outside.
-        let ticks = now.duration_since(self.started).as_micros() / 4;
-        let mixed = u128::from(self.secret.hash_one(key)).wrapping_add(ticks);
-        let first = Seq(u32::try_from(mixed & 0xffff_ffff).unwrap_or_default());
+        let first = self.first_number(&key, now);
         let flow = TcpFlow::new(key, syn, first, now, &mut self.shared);
         let id = self.table.insert(key, Flow::Tcp(Box::new(flow)), now);
         self.shared.counters.flows_opened += 1;
         self.requests.ask(Request { id, kind, to });
+    }
+
+    /// This side's first sequence number of a new connection.
+    fn first_number(&self, key: &FlowKey, now: Instant) -> Seq {
+        // A clock of 4 microseconds, and an offset that cannot be known outside.
+        let ticks = now.duration_since(self.started).as_micros() / 4;
+        let mixed = u128::from(self.secret.hash_one(key)).wrapping_add(ticks);
+        Seq(u32::try_from(mixed & 0xffff_ffff).unwrap_or_default())
     }
 
     fn datagram(&mut self, key: FlowKey, kind: SocketKind, payload: &[u8]) {
@@ -361,7 +346,14 @@ impl Proxy {
     }
 
     fn broker_answers(&mut self, now: Instant) {
-        while let Some(answer) = self.requests.next_answer() {
+        while let Some(message) = self.requests.next_message() {
+            let answer = match message {
+                Message::Answer(answer) => answer,
+                Message::Connection(connection) => {
+                    self.connected(connection, now);
+                    continue;
+                }
+            };
             self.requests.send();
             let id = answer.id;
             match answer.socket {
@@ -390,6 +382,7 @@ impl Proxy {
     fn set_socket(&mut self, id: u64, socket: OwnedFd, now: Instant) {
         let Some((_, flow)) = self.table.get_mut(id) else { return };
         if let Err(errno) = add(&self.epoll, &socket, id) {
+            reset_socket(socket);
             self.refuse(id, errno);
             return;
         }
@@ -443,8 +436,13 @@ impl Proxy {
             Flow::Datagram(_) => None,
             Flow::Tcp(flow) => Some(flow.guest_first()),
         };
+        let is_published = matches!(flow, Flow::Tcp(flow) if flow.is_published());
         self.shared.counters.flows_refused += 1;
         self.table.remove(id, &mut self.shared);
+        if is_published {
+            // The guest has not been called.
+            return;
+        }
         let Some(first) = start else {
             self.refuse_datagram(&key, Unreachable::from_errno(errno));
             return;
@@ -523,10 +521,10 @@ impl Proxy {
     }
 
     fn next_frame(&mut self, room: usize) -> bool {
-        if let Some(SavedFlow { key, next_to_guest, next_from_guest }) = self.resets.pop_front() {
-            self.make_reset(&key, next_to_guest, Some(next_from_guest));
+        if self.next_of_thaw() {
             return true;
         }
+        self.thaw.made(None);
         while let Some((header, answer)) = self.answers.pop_front() {
             self.answer_bytes -= answer.len();
             if answer.len() <= room {
@@ -537,10 +535,14 @@ impl Proxy {
         }
         let now = Instant::now();
         while let Some(id) = self.table.next_ready() {
-            let Some((_, flow)) = self.table.get_mut(id) else { continue };
+            let Some((key, flow)) = self.table.get_mut(id) else { continue };
             let is_made = match flow {
-                Flow::Tcp(flow) => flow.next_frame(&mut self.frame, room, now, &mut self.shared),
+                Flow::Tcp(flow) => {
+                    self.thaw.made(Some((key, flow.saved())));
+                    flow.next_frame(&mut self.frame, room, now, &mut self.shared)
+                }
                 Flow::Datagram(flow) => {
+                    self.thaw.made(None);
                     match flow.next_frame(&mut self.frame, room, now, &mut self.shared) {
                         Some(Sent::Done) => true,
                         None => false,

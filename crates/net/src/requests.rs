@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 
-use crate::broker::wire::{Answer, Request};
+use crate::broker::wire::{Message, Request};
 
 /// Requests that the broker has and has not answered.
 const MAX_IN_FLIGHT: usize = 32;
@@ -59,18 +59,24 @@ impl Requests {
         }
     }
 
-    /// The next answer. `None` also after the broker has ended; see [`Requests::is_lost`].
-    pub(crate) fn next_answer(&mut self) -> Option<Answer> {
-        match Answer::receive(self.broker.as_ref()?) {
-            Ok(answer) => {
-                self.in_flight = self.in_flight.saturating_sub(1);
-                Some(answer)
-            }
-            Err(Errno::AGAIN) => None,
-            Err(_) => {
-                self.broker = None;
-                self.waiting.clear();
-                None
+    /// The next message. `None` also after the broker has ended; see [`Requests::is_lost`].
+    pub(crate) fn next_message(&mut self) -> Option<Message> {
+        loop {
+            match Message::receive(self.broker.as_ref()?) {
+                Ok(message) => {
+                    if matches!(message, Message::Answer(_)) {
+                        self.in_flight = self.in_flight.saturating_sub(1);
+                    }
+                    return Some(message);
+                }
+                Err(Errno::AGAIN) => return None,
+                // A connection was closed.
+                Err(Errno::MFILE) => {}
+                Err(_) => {
+                    self.broker = None;
+                    self.waiting.clear();
+                    return None;
+                }
             }
         }
     }

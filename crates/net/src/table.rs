@@ -33,6 +33,10 @@ impl Flow {
         }
     }
 
+    fn is_published(&self) -> bool {
+        matches!(self, Self::Tcp(flow) if flow.is_published())
+    }
+
     fn is_over(&self) -> bool {
         match self {
             Self::Tcp(flow) => flow.is_over(),
@@ -57,6 +61,8 @@ pub(crate) struct Table {
     entries: HashMap<u64, Entry>,
     ids: HashMap<FlowKey, u64>,
     datagram_flows: usize,
+    /// Flows to published ports.
+    published_flows: usize,
     next_id: u64,
     ready: VecDeque<u64>,
     timers: BTreeSet<(Instant, u64)>,
@@ -72,6 +78,7 @@ impl Table {
             entries: HashMap::new(),
             ids: HashMap::new(),
             datagram_flows: 0,
+            published_flows: 0,
             next_id: FIRST_ID,
             ready: VecDeque::new(),
             timers: BTreeSet::new(),
@@ -86,6 +93,10 @@ impl Table {
 
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
+    }
+
+    pub(crate) fn published_flows(&self) -> usize {
+        self.published_flows
     }
 
     pub(crate) fn find(&self, key: &FlowKey) -> Option<u64> {
@@ -105,6 +116,7 @@ impl Table {
         self.next_id += 1;
         self.ids.insert(key, id);
         self.datagram_flows += usize::from(matches!(flow, Flow::Datagram(_)));
+        self.published_flows += usize::from(flow.is_published());
         self.entries.insert(id, Entry { key, flow, ready: false, timer: None });
         self.update_timer(id, now);
         id
@@ -116,6 +128,7 @@ impl Table {
         if let Some(at) = entry.timer {
             self.timers.remove(&(at, id));
         }
+        self.published_flows -= usize::from(entry.flow.is_published());
         match &mut entry.flow {
             Flow::Tcp(flow) => flow.close(shared),
             Flow::Datagram(flow) => {

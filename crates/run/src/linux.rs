@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use firn_agent::protocol::RoleCredentials;
 use firn_base::{ErrorChain, error_chain, nanoseconds};
 use firn_memory::compare::{CompareReport, Original};
+use firn_net::PendingResets;
 use firn_snapshot::{PageSet, Snapshot};
 use firn_vmm::{
     BootConfig, Console, Handle, HostConfig, Microvm, OpenFile, Scratch, Virtualization,
@@ -31,6 +32,9 @@ use crate::report::StartReport;
 use crate::session::{self, After, Interruption};
 use crate::spec::{BootSpec, HostSpec, OpenedFile, RecordSpec, Sockets, StartSpec, ThawSpec};
 use crate::start::report_size;
+
+/// How long a guest may take to reset the connections of before its freeze.
+const RESETS_LIMIT: Duration = Duration::from_secs(5);
 
 /// A guest with Linux, and what its monitor serves it with.
 pub(crate) struct Linux {
@@ -107,6 +111,8 @@ pub(crate) struct Served {
     connector: VsockConnector,
     console: Console,
     identity: Identity,
+    /// The resets of connections of before the freeze.
+    resets: PendingResets,
     /// The keys of the function's role.
     credentials: Option<RoleCredentials>,
 }
@@ -137,25 +143,31 @@ pub(crate) fn serve(
         None => None,
     };
     let network = spec.network.as_ref().map(|network| network.take(descriptors)).transpose()?;
+    let network = network.unwrap_or_default();
+    let resets = network.resets.clone();
     let host = HostConfig {
         vsock: Some(vsock),
         scratch,
-        network: network.unwrap_or_default(),
+        network,
         console: console.clone(),
         generation: Some(identity.generation),
         windows: Vec::new(),
     };
     let credentials = None;
-    Ok((host, Served { name, control, vsock_path, connector, console, identity, credentials }))
+    let served =
+        Served { name, control, vsock_path, connector, console, identity, resets, credentials };
+    Ok((host, served))
 }
 
 impl Served {
     /// Waits for the guest's agent, and gives the clone its identity. Returns when the agent
-    /// answered.
+    /// answered. Before the guest's programs run, its kernel has reset their old connections;
+    /// `note` gets what else is to be known.
     pub(crate) fn identify(
         &self,
         limit: Duration,
         alive: &AtomicBool,
+        note: impl Fn(&str),
     ) -> Result<(AgentClient, Instant), StartError> {
         let route = Route::Inside { connector: &self.connector, socket: &self.vsock_path };
         let agent = AgentClient::wait_for(route, limit, || alive.load(Ordering::SeqCst));
@@ -164,6 +176,13 @@ impl Served {
             console: ConsoleTail::of(&self.console),
         })?;
         let ready = Instant::now();
+        if let Err(count) = self.resets.wait(RESETS_LIMIT) {
+            note(&format!(
+                "the guest's kernel has not reset its {count} old connections within {} s: \
+                 a program that uses one of them may have to wait for a time-out",
+                RESETS_LIMIT.as_secs()
+            ));
+        }
         agent.set_credentials(self.credentials.clone());
         agent.identify(&self.identity, limit)?;
         Ok((agent, ready))
@@ -206,7 +225,8 @@ impl GuestKind for Linux {
         run.report.name = Some(served.name.clone());
         let (run, served) = (&mut run, &served);
         let lead = |handle: &Handle, alive: &AtomicBool| {
-            let (mut agent, ready) = served.identify(limit, alive)?;
+            let note = |text: &str| listener.note(text);
+            let (mut agent, ready) = served.identify(limit, alive, note)?;
             let identified = Instant::now();
             let times = &mut run.report.times;
             let serves = match request {

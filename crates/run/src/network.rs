@@ -4,7 +4,7 @@ use std::io;
 
 use firn_agent::protocol::{Ipv6Addresses, NetworkAddresses};
 use firn_base::ErrorChain;
-use firn_net::{Broker, GuestNetwork, Policy, host_resolvers};
+use firn_net::{Broker, GuestNetwork, PendingResets, Policy, PublishedPorts, host_resolvers};
 use firn_vmm::{Network, NetworkEnd, RateLimit, RateLimiter, open_tap};
 use serde::{Deserialize, Serialize};
 
@@ -58,9 +58,22 @@ impl NetworkSpec {
     /// # Errors
     /// [`StartError::Session`]: the thread cannot be started.
     pub fn proxy(policy: &Policy, descriptors: &mut Descriptors) -> Result<Self, StartError> {
+        Self::publishing(policy, &mut PublishedPorts::default(), descriptors)
+    }
+
+    /// The same with published ports: another thread of this process accepts their connections. The
+    /// caller keeps `ports` until the microVM has ended.
+    ///
+    /// # Errors
+    /// [`StartError::Session`]: a thread cannot be started.
+    pub fn publishing(
+        policy: &Policy,
+        ports: &mut PublishedPorts,
+        descriptors: &mut Descriptors,
+    ) -> Result<Self, StartError> {
         let resolvers = host_resolvers(RESOLVERS.as_ref()).unwrap_or_default();
         let policy = policy.for_guest();
-        let broker = Broker::start(policy.clone(), resolvers);
+        let broker = Broker::start_publishing(policy.clone(), resolvers, ports);
         let broker = broker.map_err(|error| StartError::session("start a network", error))?;
         let GuestNetwork { ipv4, ipv6, .. } = GuestNetwork::default();
         let addresses = NetworkAddresses {
@@ -96,6 +109,7 @@ impl NetworkSpec {
             }),
             to_guest: limiter(self.to_guest).map_err(failed)?,
             from_guest: limiter(self.from_guest).map_err(failed)?,
+            resets: PendingResets::default(),
         })
     }
 }

@@ -8,7 +8,7 @@ use firn_memory::copy_ahead::WriteReport;
 use firn_memory::loader::LoaderReport;
 use firn_memory::pager::PagerReport;
 use firn_memory::{ChunkCopies, ExecuteReport, MemoryUsage, ProcessCounters, Work};
-use firn_net::RuleCount;
+use firn_net::{PublishedPort, RuleCount};
 use firn_snapshot::{NoCopy, ReplicaReport};
 use firn_vmm::{KvmStats, RestoreReport};
 use serde::{Deserialize, Serialize};
@@ -42,6 +42,9 @@ pub struct StartReport {
     /// Name of the function that was loaded, of a boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub function: Option<String>,
+    /// Ports of the guest that programs of the host reach.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub published: Vec<PublishedPort>,
     /// Guest memory, bytes.
     #[serde(default)]
     pub memory: u64,

@@ -21,6 +21,7 @@ mod hugetlbfs;
 mod jail;
 mod network;
 mod network_names;
+mod network_freezes;
 mod nodes;
 mod planners;
 mod pool;

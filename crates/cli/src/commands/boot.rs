@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::Args;
 
 use firn_base::{format_milliseconds, parse_size};
+use firn_net::PublishedPort;
 use firn_run::{
     BootSpec, Descriptors, Function, HostSpec, Listener, OpenedFile, Origin, StartReport, StartSpec,
 };
@@ -16,7 +17,7 @@ use firn_vmm::CpuModel;
 use crate::assets::GuestFiles;
 use crate::clock;
 use crate::detach;
-use crate::net_arg::NetArgs;
+use crate::net_arg::{Connected, NetArgs, published};
 use crate::output;
 use crate::supervisor;
 
@@ -32,6 +33,7 @@ const DEFAULT_MEMORY: u64 = 256 << 20;
   firn boot --console console.txt my-function.py
   firn boot --net proxy --egress allow:10.0.0.0/8:5432 my-function.py
   firn boot --net proxy --egress deny:tracker.example.com my-function.py
+  firn boot --net proxy --publish 8080:80 my-function.py
   firn boot --net tap:tap0,address=10.0.0.2/24,gateway=10.0.0.1,dns=10.0.0.1 my-function.py
   firn boot --image science --memory 512M my-function.py
 
@@ -108,13 +110,14 @@ pub(crate) fn run(arguments: &BootArgs) -> anyhow::Result<ExitCode> {
     let supervisor = supervisor::spawn(&arguments.monitor)?;
     let (name, console) = (arguments.name.as_deref(), arguments.console.as_deref());
     let (_claimed, host) = HostSpec::claim(name, console, true, &mut descriptors)?;
-    let network = arguments.network.connect(&mut descriptors)?;
+    let Connected { network, ports } = arguments.network.connect(&mut descriptors)?;
     let software_kvm = arguments.monitor.host.software_kvm;
     let host = HostSpec { software_kvm, network, ..host };
     let limit = Duration::from_secs(arguments.time_limit);
     let spec = StartSpec::new(Origin::Boot(Box::new(boot)), host, limit);
     let spec = StartSpec { request_ns: Some(request_ns), ..spec };
-    let listener: Arc<dyn Listener> = Arc::new(Printer { json: arguments.json });
+    let (json, published) = (arguments.json, ports.ports().to_vec());
+    let listener: Arc<dyn Listener> = Arc::new(Printer { json, published });
     supervisor.run(spec, descriptors, &listener)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -122,14 +125,16 @@ pub(crate) fn run(arguments: &BootArgs) -> anyhow::Result<ExitCode> {
 /// Prints what a boot reports.
 struct Printer {
     json: bool,
+    published: Vec<PublishedPort>,
 }
 
 impl Listener for Printer {
     fn started(&self, report: &StartReport) {
+        let report = StartReport { published: self.published.clone(), ..report.clone() };
         if self.json {
-            output::json(report);
+            output::json(&report);
         } else {
-            print(report);
+            print(&report);
         }
     }
 
@@ -154,8 +159,8 @@ fn print(report: &StartReport) {
         .into_iter()
         .filter_map(|(part, ns)| Some(format!("{part} {}", format_milliseconds(ns?))))
         .collect();
-    let (parts, pid) = (parts.join(", "), report.pid);
-    output::line(&format!("{name}: {function} ({parts}); process {pid}"));
+    let (parts, pid, ports) = (parts.join(", "), report.pid, published(&report.published));
+    output::line(&format!("{name}: {function} ({parts}); process {pid}{ports}"));
     output::line(&format!(
         "ask it with `firn invoke {name} EVENT`, freeze it with `firn freeze {name} DIRECTORY`"
     ));

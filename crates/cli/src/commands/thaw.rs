@@ -10,6 +10,7 @@ use clap::Args;
 
 use firn_base::{format_bytes, format_milliseconds};
 use firn_memory::planners::parse;
+use firn_net::PublishedPort;
 use firn_run::{
     Descriptors, HostSpec, InvokeSpec, Listener, Origin, Outcome, ReplaySpec, StartError,
     StartReport, StartSpec, ThawSpec,
@@ -20,7 +21,7 @@ use crate::commands::invoke::{self, FUNCTION_FAILED};
 use crate::detach;
 use crate::event;
 use crate::host_args::MonitorHostArgs;
-use crate::net_arg::NetArgs;
+use crate::net_arg::{Connected, NetArgs, published};
 use crate::output;
 use crate::snapshot_args::SnapshotArgs;
 use crate::supervisor;
@@ -31,6 +32,7 @@ use crate::supervisor;
   firn thaw --invoke '{\"name\": \"Ada\"}' snapshots/hello
   firn thaw --name h1 --detach snapshots/hello
   firn thaw --planner firecracker:readahead=off --invoke @event.json --json snapshots/hello
+  firn thaw --net proxy --publish 127.0.0.1:8080:80 snapshots/web
   firn thaw --pool pool.sock --planner pass --invoke '{}' hello
 
 With --invoke the microVM answers one request and ends. Without it, the microVM runs until it is stopped.
@@ -114,13 +116,14 @@ pub(crate) fn run(arguments: &ThawArgs) -> anyhow::Result<ExitCode> {
     let supervisor = supervisor::spawn(&arguments.monitor)?;
     let (name, console) = (arguments.name.as_deref(), arguments.console.as_deref());
     let (_claimed, host) = HostSpec::claim(name, console, has_disks, &mut descriptors)?;
-    let network = arguments.network.reconnect(has_disks, &mut descriptors)?;
+    let Connected { network, ports } = arguments.network.reconnect(has_disks, &mut descriptors)?;
     let software_kvm = arguments.monitor.host.software_kvm;
     let host = HostSpec { software_kvm, network, ..host };
     let limit = Duration::from_secs(arguments.time_limit);
     let spec = StartSpec::new(Origin::Thaw(thaw), host, limit);
     let spec = StartSpec { request_ns: Some(request_ns), ..spec };
-    let printer = Arc::new(Printer { json: arguments.json, exit_code: AtomicU8::new(0) });
+    let (json, published) = (arguments.json, ports.ports().to_vec());
+    let printer = Arc::new(Printer { json, published, exit_code: AtomicU8::new(0) });
     let listener: Arc<dyn Listener> = printer.clone();
     match supervisor.run(spec, descriptors, &listener) {
         Ok(()) => Ok(ExitCode::from(printer.exit_code.load(Ordering::SeqCst))),
@@ -138,6 +141,7 @@ pub(crate) fn run(arguments: &ThawArgs) -> anyhow::Result<ExitCode> {
 /// Prints what a start reports.
 struct Printer {
     json: bool,
+    published: Vec<PublishedPort>,
     exit_code: AtomicU8,
 }
 
@@ -150,10 +154,11 @@ impl Listener for Printer {
     }
 
     fn started(&self, report: &StartReport) {
+        let report = StartReport { published: self.published.clone(), ..report.clone() };
         if self.json {
-            output::json(report);
+            output::json(&report);
         } else {
-            print(report);
+            print(&report);
         }
     }
 
@@ -207,11 +212,12 @@ fn print(report: &StartReport) {
         return;
     }
     let summary = format!(
-        "{}: thawed by {} in {total}: {parts}; {} guest pages, {} KVM faults, {memory}",
+        "{}: thawed by {} in {total}: {parts}; {} guest pages, {} KVM faults, {memory}{}",
         report.name.as_deref().unwrap_or_default(),
         report.planner,
         counters.guest_pages,
         counters.kvm.page_faults,
+        published(&report.published),
     );
     // The first line on standard output reports that the microVM is ready. Where there is an
     // answer, that line is the answer.

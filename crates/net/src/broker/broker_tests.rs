@@ -6,14 +6,17 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-use super::wire::{Answer, Request, SocketKind};
+use super::wire::{Message, Request, SocketKind};
 use super::{BURST, Broker, MAX_PARKED, Policy, RATE, Rate, Routes, host_resolvers};
 
 /// Asks a broker and waits for the answer.
 fn ask(monitor: &OwnedFd, kind: SocketKind, to: &str) -> Result<OwnedFd, Errno> {
     Request { id: 1, kind, to: to.parse().unwrap() }.send(monitor)?;
     poll(&mut [PollFd::new(monitor, PollFlags::IN)], None)?;
-    Answer::receive(monitor)?.socket
+    match Message::receive(monitor)? {
+        Message::Answer(answer) => answer.socket,
+        Message::Connection(connection) => panic!("{connection:?}"),
+    }
 }
 
 #[test]

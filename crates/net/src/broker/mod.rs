@@ -6,10 +6,11 @@
 //! connected elsewhere, because the jail denies connect(2).
 //!
 //! Rules may have names of hosts. The broker then answers the guest's DNS queries, as [`dns`] has
-//! it.
+//! it. It also has the listeners of published ports, and passes the connections that it accepts.
 
 mod dns;
 mod policy;
+mod publish;
 mod route;
 mod rule;
 mod special;
@@ -37,6 +38,7 @@ use dns::{Forwarder, Pins};
 pub use dns::{NameError, PinTimes};
 use policy::Decision;
 pub use policy::{Policy, RuleCount};
+pub use publish::{PublishError, PublishedAddress, PublishedPort, PublishedPorts};
 use route::Routes;
 pub use rule::ParseRuleError;
 use wire::{Answer, Request, SocketKind};
@@ -86,10 +88,30 @@ impl Broker {
     /// # Errors
     /// The sockets or the thread cannot be made.
     pub fn start(policy: Policy, resolvers: Vec<SocketAddr>) -> io::Result<OwnedFd> {
+        Self::start_publishing(policy, resolvers, &mut PublishedPorts::default())
+    }
+
+    /// The same, which passes the connections to published ports too. Their listeners are closed
+    /// with the broker.
+    ///
+    /// # Errors
+    /// The sockets or the threads cannot be made.
+    pub fn start_publishing(
+        policy: Policy,
+        resolvers: Vec<SocketAddr>,
+        ports: &mut PublishedPorts,
+    ) -> io::Result<OwnedFd> {
         let (socket, monitor) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         set_socket_send_buffer_size(&socket, ANSWERS)?;
         let routes = Routes::open()?;
+        let listeners = ports.take_listeners();
+        if !listeners.is_empty() {
+            let socket = socket.try_clone()?;
+            thread::Builder::new()
+                .name("net-listener".into())
+                .spawn(move || publish::accept_all(&socket, &listeners))?;
+        }
         let forwarder = policy.has_names().then(|| Forwarder::new(resolvers.clone()));
         let (pins, parked, rate) = (policy.pins(), VecDeque::new(), Rate::new());
         let mut broker = Self { socket, policy, resolvers, routes, rate, pins, forwarder, parked };
@@ -186,15 +208,20 @@ fn open_socket(kind: SocketKind, to: SocketAddr) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(family, socket_type, flags, Some(protocol))?;
     if socket_type == SocketType::STREAM {
-        // The guest decides when it sends a small segment.
-        set_tcp_nodelay(&socket, true)?;
-        set_socket_keepalive(&socket, true)?;
-        set_tcp_keepidle(&socket, KEEPALIVE)?;
+        set_options(&socket)?;
     }
     match connect(&socket, &to) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
         Err(errno) => Err(errno),
     }
+}
+
+/// Sets the options of a TCP connection.
+fn set_options(socket: &OwnedFd) -> Result<(), Errno> {
+    // The guest decides when it sends a small segment.
+    set_tcp_nodelay(socket, true)?;
+    set_socket_keepalive(socket, true)?;
+    set_tcp_keepidle(socket, KEEPALIVE)
 }
 
 /// How fast a guest may open sockets.

@@ -14,6 +14,7 @@ use rustix::net::{
 
 const REQUEST: usize = 27;
 const ANSWER: usize = 12;
+const CONNECTION: usize = 2;
 
 /// The kind of socket that a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +56,20 @@ pub(crate) struct Request {
 pub(crate) struct Answer {
     pub(crate) id: u64,
     pub(crate) socket: Result<OwnedFd, Errno>,
+}
+
+/// A connection that the broker has accepted for a published port.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) guest_port: u16,
+    pub(crate) socket: OwnedFd,
+}
+
+/// What the broker sends. The kinds differ in their lengths.
+#[derive(Debug)]
+pub(crate) enum Message {
+    Answer(Answer),
+    Connection(Connection),
 }
 
 impl Request {
@@ -112,18 +127,31 @@ impl Answer {
         bytes[..8].copy_from_slice(&self.id.to_ne_bytes());
         let errno = self.socket.as_ref().err().map_or(0, |errno| errno.raw_os_error());
         bytes[8..].copy_from_slice(&errno.to_ne_bytes());
-        let rights: Option<BorrowedFd<'_>> = self.socket.as_ref().ok().map(AsFd::as_fd);
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if rights.is_some() {
-            control.push(SendAncillaryMessage::ScmRights(rights.as_slice()));
-        }
-        let message = [IoSlice::new(&bytes)];
-        retry_on_intr(|| sendmsg(&socket, &message, &mut control, SendFlags::NOSIGNAL))?;
-        Ok(())
+        let passed = self.socket.as_ref().ok().map(AsFd::as_fd);
+        send_with(socket, &bytes, passed)
     }
 
-    /// The next one; [`Errno::AGAIN`] if there is none.
+    fn decode(bytes: &[u8; ANSWER], socket: Option<OwnedFd>) -> Self {
+        let [id @ .., a, b, c, d] = *bytes;
+        // The system drops a socket for which this process has no descriptor left.
+        let socket = match i32::from_ne_bytes([a, b, c, d]) {
+            0 => socket.ok_or(Errno::MFILE),
+            errno => Err(Errno::from_raw_os_error(errno)),
+        };
+        Self { id: u64::from_ne_bytes(id), socket }
+    }
+}
+
+impl Connection {
+    /// Waits for room in the socket.
+    pub(crate) fn send(&self, socket: impl AsFd) -> Result<(), Errno> {
+        send_with(socket, &self.guest_port.to_ne_bytes(), Some(self.socket.as_fd()))
+    }
+}
+
+impl Message {
+    /// The next one; [`Errno::AGAIN`] if there is none, and [`Errno::MFILE`] for a connection for
+    /// which this process has no descriptor left, which the system has closed.
     pub(crate) fn receive(broker: impl AsFd) -> Result<Self, Errno> {
         let mut bytes = [0; ANSWER];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -132,22 +160,32 @@ impl Answer {
             let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
             recvmsg(&broker, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)
         })?;
-        if received.bytes != ANSWER {
-            return Err(Errno::PROTO);
-        }
-        let (id, errno) = bytes.split_first_chunk().ok_or(Errno::PROTO)?;
-        let errno = i32::from_ne_bytes(errno.try_into().map_err(|_| Errno::PROTO)?);
         let socket = control.drain().find_map(|message| match message {
             RecvAncillaryMessage::ScmRights(mut rights) => rights.next(),
             _ => None,
         });
-        // The system drops a socket for which this process has no descriptor left.
-        let socket = match errno {
-            0 => socket.ok_or(Errno::MFILE),
-            errno => Err(Errno::from_raw_os_error(errno)),
-        };
-        Ok(Self { id: u64::from_ne_bytes(*id), socket })
+        match received.bytes {
+            ANSWER => Ok(Self::Answer(Answer::decode(&bytes, socket))),
+            CONNECTION => {
+                let guest_port = u16::from_ne_bytes([bytes[0], bytes[1]]);
+                let socket = socket.ok_or(Errno::MFILE)?;
+                Ok(Self::Connection(Connection { guest_port, socket }))
+            }
+            _ => Err(Errno::PROTO),
+        }
     }
+}
+
+/// Sends a message, with a descriptor if there is one.
+fn send_with(socket: impl AsFd, bytes: &[u8], passed: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if passed.is_some() {
+        control.push(SendAncillaryMessage::ScmRights(passed.as_slice()));
+    }
+    let message = [IoSlice::new(bytes)];
+    retry_on_intr(|| sendmsg(&socket, &message, &mut control, SendFlags::NOSIGNAL))?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
-//! A TCP connection of the guest, split in two: this side answers the guest as the server, and the
-//! host's kernel has the other half, a connected socket.
+//! A TCP connection of the guest, split in two: this side answers the guest as the server, or calls
+//! it as the client, and the host's kernel has the other half, a connected socket.
 //!
 //! The link to the guest is memory: it neither loses nor reorders frames, so there is no congestion
 //! window and no estimate of the round trip, and a segment out of order is dropped. A guest still
 //! drops segments when it is short of memory, so there are retransmissions.
 
+mod call;
 mod receive;
 mod send;
 
@@ -24,6 +25,7 @@ use crate::flow::FlowKey;
 use crate::frame::Link;
 use crate::packet::Segment;
 use crate::seq::Seq;
+use crate::state::SavedFlow;
 
 /// The shift of this side's window: 8 bytes, so that it reaches 512 KiB (RFC 7323).
 const WINDOW_SHIFT: u8 = 3;
@@ -64,6 +66,8 @@ enum Phase {
     Connecting,
     /// The host is connected, and the guest has not acknowledged that.
     Handshake,
+    /// The host has connected to a published port, and the guest has not answered the SYN.
+    Calling,
     Open,
     /// The guest is to be reset, and then the flow ends.
     Resetting,
@@ -88,6 +92,8 @@ struct FromGuest {
     queue: Queue,
     /// The shift of the window that the guest knows.
     shift: u8,
+    /// The guest has sent its SYN, so the numbers above are known.
+    is_known: bool,
     /// The guest's FIN has arrived; it is in `next`.
     fin: bool,
     /// The host has all of it, and knows of the FIN.
@@ -123,6 +129,8 @@ struct ToGuest {
 #[derive(Debug)]
 pub(crate) struct TcpFlow {
     key: FlowKey,
+    /// The host has opened it, to a published port.
+    is_published: bool,
     phase: Phase,
     socket: Option<OwnedFd>,
     from_guest: FromGuest,
@@ -154,6 +162,7 @@ impl TcpFlow {
         let window_shift = syn.window_shift.map(|shift| shift.min(14));
         Self {
             key,
+            is_published: false,
             phase: Phase::Connecting,
             socket: None,
             from_guest: FromGuest {
@@ -164,6 +173,7 @@ impl TcpFlow {
                 since_raise: 0,
                 queue: Queue::default(),
                 shift: if window_shift.is_some() { WINDOW_SHIFT } else { 0 },
+                is_known: true,
                 fin: false,
                 shut: false,
             },
@@ -194,6 +204,10 @@ impl TcpFlow {
         matches!(self.phase, Phase::Over)
     }
 
+    pub(crate) const fn is_published(&self) -> bool {
+        self.is_published
+    }
+
     pub(crate) const fn is_connecting(&self) -> bool {
         matches!(self.phase, Phase::Connecting)
     }
@@ -207,10 +221,13 @@ impl TcpFlow {
         self.from_guest.first
     }
 
-    /// The end of what was sent to the guest, and what it has sent: `None` before the SYN-ACK.
-    pub(crate) fn sequence_numbers(&self) -> (Option<Seq>, Seq) {
-        let sent = (!self.is_connecting()).then_some(self.to_guest.sent);
-        (sent, self.from_guest.next)
+    /// What a snapshot keeps. A guest that has not answered a SYN has nothing to reset: an answer
+    /// after a thaw is of no connection.
+    pub(crate) fn saved(&self) -> Option<SavedFlow> {
+        let next_to_guest = (!self.is_connecting()).then_some(self.to_guest.sent);
+        let next_from_guest = self.from_guest.next;
+        let saved = SavedFlow { key: self.key, next_to_guest, next_from_guest };
+        self.from_guest.is_known.then_some(saved)
     }
 
     /// The broker's socket, which may not be connected yet.
@@ -240,6 +257,9 @@ impl TcpFlow {
             self.reset_guest();
             return Ok(());
         }
+        if self.phase == Phase::Calling {
+            return Ok(());
+        }
         self.to_guest.readable = true;
         if events.intersects(EventFlags::OUT | EventFlags::HUP) {
             self.write_queued(shared);
@@ -249,11 +269,12 @@ impl TcpFlow {
 
     /// The deadline has passed. An error is that of the connect.
     pub(crate) fn time_out(&mut self, shared: &mut Shared) -> Result<(), Errno> {
-        self.deadline = None;
+        let passed = self.deadline.take();
         self.attempts += 1;
         self.backoff += 1;
         match self.phase {
             Phase::Connecting => return Err(Errno::TIMEDOUT),
+            Phase::Calling => self.call_again(passed, shared),
             Phase::Handshake | Phase::Open if self.attempts > MAX_ATTEMPTS => {
                 self.reset_host();
                 self.reset_guest();
@@ -287,13 +308,14 @@ impl TcpFlow {
     /// Makes the host's kernel reset the connection rather than close it.
     pub(crate) fn reset_host(&mut self) {
         if let Some(socket) = self.socket.take() {
-            // Without the option it is closed, which the other side sees as an end of data.
-            let _ = set_socket_linger(&socket, Some(Duration::ZERO));
+            reset_socket(socket);
         }
     }
 
     fn reset_guest(&mut self) {
-        self.phase = Phase::Resetting;
+        // A guest that was sent nothing has nothing to reset.
+        let is_called = self.from_guest.is_known || self.to_guest.sent != self.to_guest.unacked;
+        self.phase = if is_called { Phase::Resetting } else { Phase::Over };
         self.socket = None;
     }
 
@@ -321,6 +343,12 @@ impl TcpFlow {
     fn timeout(&self) -> Duration {
         RTO.saturating_mul(1 << self.backoff.min(MAX_ATTEMPTS)).min(RTO_LIMIT)
     }
+}
+
+/// Closes a socket with a reset, if it is one of TCP.
+pub(crate) fn reset_socket(socket: OwnedFd) {
+    // Without the option it is closed, which the other side sees as an end of data.
+    let _ = set_socket_linger(&socket, Some(Duration::ZERO));
 }
 
 impl ToGuest {

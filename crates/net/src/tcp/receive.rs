@@ -13,12 +13,16 @@ use crate::seq::Seq;
 impl TcpFlow {
     /// A segment of the guest.
     pub(crate) fn segment(&mut self, segment: &Segment<'_>, now: Instant, shared: &mut Shared) {
+        if self.phase == Phase::Calling {
+            self.answered(segment, shared);
+            return;
+        }
         if segment.rst {
             self.guest_reset(segment);
             return;
         }
         match self.phase {
-            Phase::Connecting | Phase::Resetting | Phase::Over => return,
+            Phase::Connecting | Phase::Calling | Phase::Resetting | Phase::Over => return,
             Phase::Handshake => {
                 if segment.syn {
                     self.ack_due = true;

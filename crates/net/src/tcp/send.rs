@@ -27,6 +27,7 @@ impl TcpFlow {
         match self.phase {
             Phase::Connecting | Phase::Over => false,
             Phase::Handshake => self.next_syn(frame, now, shared),
+            Phase::Calling => self.next_call(frame, shared),
             Phase::Open => {
                 self.read_host(shared);
                 if self.phase == Phase::Resetting {
@@ -64,6 +65,9 @@ impl TcpFlow {
 
     fn next_reset(&mut self, frame: &mut Frame, shared: &Shared) -> bool {
         let reset = TcpRepr { control: TcpControl::Rst, ..self.repr(self.to_guest.sent) };
+        // A guest that has not answered ignores an acknowledgement of anything else.
+        let ack_number = reset.ack_number.filter(|_| self.from_guest.is_known);
+        let reset = TcpRepr { ack_number, ..reset };
         frame.tcp(&shared.link, &self.key, &reset, (0, self.to_guest.mss), |_| {});
         self.phase = Phase::Over;
         true
@@ -165,12 +169,12 @@ impl TcpFlow {
     }
 
     /// The segment size of this link.
-    fn link_mss(&self, link: &Link) -> usize {
+    pub(super) fn link_mss(&self, link: &Link) -> usize {
         link.network.ip_payload(self.key.guest.ip()) - TCP_HEADER_LEN
     }
 
     /// An acknowledgement.
-    fn repr(&self, seq: Seq) -> TcpRepr<'static> {
+    pub(super) fn repr(&self, seq: Seq) -> TcpRepr<'static> {
         let window = narrow(self.window() >> self.from_guest.shift);
         TcpRepr { window_len: window, ..ack_repr(&self.key, seq, self.from_guest.next) }
     }

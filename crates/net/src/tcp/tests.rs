@@ -17,32 +17,41 @@ use crate::packet::Segment;
 use crate::seq::Seq;
 
 /// This side's first sequence number: the data wraps.
-const FIRST: Seq = Seq(u32::MAX - 2);
-const GUEST_FIRST: Seq = Seq(1000);
+pub(super) const FIRST: Seq = Seq(u32::MAX - 2);
+pub(super) const GUEST_FIRST: Seq = Seq(1000);
 
 /// A segment that the flow has made.
 #[derive(Debug, PartialEq, Eq)]
-struct Made {
-    flags: &'static str,
+pub(super) struct Made {
+    pub(super) flags: &'static str,
     /// Relative to the SYN's.
-    seq: i64,
-    ack: i64,
-    window: u16,
-    len: usize,
+    pub(super) seq: i64,
+    pub(super) ack: i64,
+    pub(super) window: u16,
+    pub(super) len: usize,
 }
 
 /// A flow whose host is a socket of this test and whose clock is the test's.
-struct Bench {
-    flow: TcpFlow,
-    shared: Shared,
+pub(super) struct Bench {
+    pub(super) flow: TcpFlow,
+    pub(super) shared: Shared,
     frame: Frame,
-    host: UnixStream,
+    pub(super) host: UnixStream,
     now: Instant,
 }
 
 impl Bench {
     /// A flow whose host has not answered.
     fn connecting() -> Self {
+        Self::new(|key, now, shared| TcpFlow::new(key, &syn(), FIRST, now, shared))
+    }
+
+    /// A flow to a published port, before its SYN.
+    pub(super) fn calling() -> Self {
+        Self::new(|key, now, shared| TcpFlow::call(key, FIRST, now, shared))
+    }
+
+    fn new(flow: impl FnOnce(FlowKey, Instant, &mut Shared) -> TcpFlow) -> Self {
         let offloads = Offloads { checksum: true, tso4: true, tso6: true };
         let mut shared = Shared {
             link: Link { network: GuestNetwork::default(), offloads },
@@ -55,7 +64,7 @@ impl Bench {
         let guest = (shared.link.network.ipv4.address.into(), 40_000);
         let key = FlowKey::new(FlowProtocol::Tcp, guest, ([192, 0, 2, 1].into(), 80));
         let now = Instant::now();
-        let flow = TcpFlow::new(key, &syn(), FIRST, now, &mut shared);
+        let flow = flow(key, now, &mut shared);
         let (host, socket) = UnixStream::pair().unwrap();
         socket.set_nonblocking(true).unwrap();
         host.set_nonblocking(true).unwrap();
@@ -73,11 +82,11 @@ impl Bench {
         bench
     }
 
-    fn event(&mut self, events: EventFlags) {
+    pub(super) fn event(&mut self, events: EventFlags) {
         self.flow.socket_events(events, &mut self.shared).unwrap();
     }
 
-    fn made(&mut self) -> Option<Made> {
+    pub(super) fn made(&mut self) -> Option<Made> {
         if !self.flow.next_frame(&mut self.frame, 65_550, self.now, &mut self.shared) {
             return None;
         }
@@ -86,6 +95,8 @@ impl Bench {
             (true, false, false, true) => "SA",
             (false, true, false, true) => "FA",
             (false, false, true, true) => "RA",
+            (true, false, false, false) => "S",
+            (false, false, true, false) => "R",
             (false, false, false, true) => "A",
             _ => panic!("{packet:?}"),
         };
@@ -99,30 +110,30 @@ impl Bench {
     }
 
     /// The guest's acknowledgement of what is before `ack`, relative to the SYN.
-    fn ack(&mut self, ack: usize, window: u16) {
+    pub(super) fn ack(&mut self, ack: usize, window: u16) {
         let segment = Segment { ack: Some(FIRST + ack), window, ..segment(1, b"") };
         self.flow.segment(&segment, self.now, &mut self.shared);
     }
 
-    fn guest_sends(&mut self, segment: &Segment<'_>) {
+    pub(super) fn guest_sends(&mut self, segment: &Segment<'_>) {
         self.flow.segment(segment, self.now, &mut self.shared);
     }
 
     /// Lets time pass to the deadline, and returns how long it was.
-    fn time_out(&mut self) -> Result<Duration, Errno> {
+    pub(super) fn time_out(&mut self) -> Result<Duration, Errno> {
         let deadline = self.flow.deadline().unwrap();
         let waited = deadline - self.now;
         self.now = deadline;
         self.flow.time_out(&mut self.shared).map(|()| waited)
     }
 
-    fn host_sends(&mut self, bytes: &[u8]) {
+    pub(super) fn host_sends(&mut self, bytes: &[u8]) {
         self.host.write_all(bytes).unwrap();
         self.event(EventFlags::IN);
     }
 }
 
-fn segment(seq: usize, payload: &[u8]) -> Segment<'_> {
+pub(super) fn segment(seq: usize, payload: &[u8]) -> Segment<'_> {
     Segment {
         syn: false,
         fin: false,

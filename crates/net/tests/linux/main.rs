@@ -5,6 +5,7 @@ mod datagrams;
 mod dns;
 mod names;
 mod policy;
+mod published;
 mod servers;
 mod slow;
 mod tcp;

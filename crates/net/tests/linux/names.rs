@@ -148,7 +148,7 @@ fn an_address_is_allowed_for_its_life_only() {
 
 /// Replaces the broker and the proxy, as a thaw does: the guest keeps the addresses that it knows.
 fn thaw(world: &World) {
-    let broker = start_broker(&world.host, &world.policy);
+    let (broker, _ports) = start_broker(&world.host, &world.policy, &[]);
     world.with_proxy(move |proxy| {
         let state = proxy.save();
         let mut thawed = Proxy::new(GuestNetwork::default(), broker).unwrap();
@@ -278,7 +278,8 @@ fn a_monitor_that_sends_its_own_dns_gets_nothing_more() {
     let (world, names, _internet) = world(RULES, PinTimes::default());
     names.set("api.example.com", 300, &[API]);
     names.set("evil.net", 300, &[OTHER]);
-    let monitor = Monitor(start_broker(&world.host, &world.policy));
+    let (monitor, _ports) = start_broker(&world.host, &world.policy, &[]);
+    let monitor = Monitor(monitor);
     let to = |address: &str| SocketAddr::new(address.parse().unwrap(), PORT);
     let resolver = monitor.request(4, to(OTHER)).unwrap();
     // It is a pair of the broker's, which leads to no network.

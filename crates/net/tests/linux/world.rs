@@ -12,7 +12,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use firn_net::{Broker, Counters, FrameHeader, GuestNetwork, Offloads, PinTimes, Policy, Proxy};
+use firn_net::{
+    Broker, Counters, FrameHeader, GuestNetwork, Offloads, PinTimes, Policy, Proxy, PublishedPorts,
+};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use seccompiler::{
@@ -84,6 +86,8 @@ pub(crate) struct Settings {
     pub(crate) mtu: u16,
     pub(crate) rules: &'static [&'static str],
     pub(crate) pin_times: PinTimes,
+    /// Ports of the guest that the host's programs reach.
+    pub(crate) publish: &'static [&'static str],
 }
 
 impl Default for Settings {
@@ -93,6 +97,7 @@ impl Default for Settings {
             mtu: GuestNetwork::DEFAULT_MTU,
             rules: &["allow:192.0.2.0/24", "allow:2001:db8::/32", "allow:198.51.100.0/24"],
             pin_times: PinTimes::default(),
+            publish: &[],
         }
     }
 }
@@ -102,6 +107,7 @@ pub(crate) struct World {
     pub(crate) host: Namespace,
     pub(crate) guest: Namespace,
     pub(crate) policy: Policy,
+    pub(crate) ports: PublishedPorts,
     orders: Sender<Order>,
     wake: File,
 }
@@ -132,7 +138,7 @@ impl World {
         ));
         let policy = Policy::parse(settings.rules.iter().copied()).unwrap();
         let policy = policy.with_pin_times(settings.pin_times);
-        let broker = start_broker(&host, &policy);
+        let (broker, ports) = start_broker(&host, &policy, settings.publish);
         let network = GuestNetwork { mtu: settings.mtu, ..GuestNetwork::default() };
         let mut proxy = Proxy::new(network, broker).unwrap();
         proxy.set_offloads(settings.offloads);
@@ -143,7 +149,7 @@ impl World {
             deny_sockets();
             drive(proxy, tap, &queue, woken);
         });
-        Self { host, guest, policy, orders, wake }
+        Self { host, guest, policy, ports, orders, wake }
     }
 
     /// Runs with the proxy, between two frames.
@@ -173,11 +179,18 @@ impl World {
     }
 }
 
-/// A broker of the host; returns the monitor's end.
-pub(crate) fn start_broker(host: &Namespace, policy: &Policy) -> OwnedFd {
+/// A broker of the host with published ports; returns the monitor's end.
+pub(crate) fn start_broker(
+    host: &Namespace,
+    policy: &Policy,
+    publish: &'static [&'static str],
+) -> (OwnedFd, PublishedPorts) {
     let policy = policy.clone();
     let resolvers = vec![format!("{HOST_V4}:5353").parse().unwrap(), dns_address()];
-    host.run(move || Broker::start(policy, resolvers).unwrap())
+    host.run(move || {
+        let mut ports = PublishedPorts::open(publish.iter().copied()).unwrap();
+        (Broker::start_publishing(policy, resolvers, &mut ports).unwrap(), ports)
+    })
 }
 
 /// The second resolver: the first one does not exist.

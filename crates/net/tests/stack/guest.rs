@@ -1,11 +1,13 @@
 //! A guest with smoltcp's sockets.
 
 use std::collections::VecDeque;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use firn_net::{Broker, FrameHeader, GuestNetwork, Offloads, Policy, Proxy};
+use firn_net::{
+    Broker, FrameHeader, GuestNetwork, Offloads, Policy, Proxy, PublishedAddress, PublishedPorts,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
 use smoltcp::phy::{Checksum, Device, DeviceCapabilities, Medium, RxToken, TxToken};
@@ -44,14 +46,26 @@ pub(crate) fn broker() -> OwnedFd {
     Broker::start(Policy::parse(["allow:127.0.0.0/8"]).unwrap(), Vec::new()).unwrap()
 }
 
-fn new_proxy(link: Link) -> Proxy {
-    let mut proxy = Proxy::new(GuestNetwork::default(), broker()).unwrap();
+/// A broker that publishes a port, and where.
+pub(crate) fn publishing(port: &str) -> (OwnedFd, SocketAddr, PublishedPorts) {
+    let mut ports = PublishedPorts::open([port]).unwrap();
+    let broker = Broker::start_publishing(Policy::default(), Vec::new(), &mut ports).unwrap();
+    let PublishedAddress::Tcp(address) = ports.ports()[0].address else { panic!("{ports:?}") };
+    (broker, address, ports)
+}
+
+fn new_proxy(link: Link, broker: OwnedFd) -> Proxy {
+    let mut proxy = Proxy::new(GuestNetwork::default(), broker).unwrap();
     proxy.set_offloads(link.offloads);
     proxy
 }
 
 impl Guest {
     pub(crate) fn new(link: Link) -> Self {
+        Self::with_broker(link, broker())
+    }
+
+    pub(crate) fn with_broker(link: Link, broker: OwnedFd) -> Self {
         let network = GuestNetwork::default();
         let mut wire =
             Wire { to_guest: VecDeque::new(), from_guest: Vec::new(), offloads: link.offloads };
@@ -61,7 +75,7 @@ impl Guest {
         interface.update_ip_addrs(|addresses| addresses.push(address).unwrap());
         interface.routes_mut().add_default_ipv4_route(network.ipv4.gateway).unwrap();
         let sockets = SocketSet::new(Vec::new());
-        let proxy = new_proxy(link);
+        let proxy = new_proxy(link, broker);
         Self {
             proxy,
             link,
@@ -78,7 +92,14 @@ impl Guest {
     pub(crate) fn replace_proxy(&mut self) -> Proxy {
         self.wire.from_guest.clear();
         self.wire.to_guest.clear();
-        std::mem::replace(&mut self.proxy, new_proxy(self.link))
+        std::mem::replace(&mut self.proxy, new_proxy(self.link, broker()))
+    }
+
+    pub(crate) fn listen(&mut self, port: u16) -> SocketHandle {
+        let buffer = || tcp::SocketBuffer::new(vec![0; self.buffer]);
+        let mut socket = tcp::Socket::new(buffer(), buffer());
+        socket.listen(port).unwrap();
+        self.sockets.add(socket)
     }
 
     pub(crate) fn connect(&mut self, address: Ipv4Addr, port: u16) -> SocketHandle {

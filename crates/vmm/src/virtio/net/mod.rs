@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use firn_base::num::u64_of;
 use firn_memory::GuestView;
-use firn_net::GuestNetwork;
+use firn_net::{GuestNetwork, PendingResets};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::time::Timespec;
 use serde::{Deserialize, Serialize};
@@ -85,6 +85,8 @@ pub struct Network {
     pub to_guest: Option<RateLimiter>,
     /// Limits frames from the guest.
     pub from_guest: Option<RateLimiter>,
+    /// Reports when a thawed guest has handled the resets of its connections.
+    pub resets: PendingResets,
 }
 
 /// Where a guest's frames go.
@@ -99,7 +101,8 @@ pub enum NetworkEnd {
 /// A network interface of the guest.
 ///
 /// Frames that the backend has for the guest wait there while the guest has no buffers for them. A
-/// freeze drops what the device holds, as any network may.
+/// freeze drops what the device holds, as any network may; what it saves of the connections is
+/// without that.
 #[derive(Debug)]
 pub(crate) struct Net {
     config: NetworkConfig,
@@ -120,10 +123,12 @@ impl Net {
     /// # Errors
     /// The MTU is too small for the backend, or a descriptor cannot be created.
     pub(crate) fn new(config: NetworkConfig, network: Network) -> io::Result<Self> {
-        let Network { end, to_guest, from_guest } = network;
+        let Network { end, to_guest, from_guest, resets } = network;
         let backend: Option<Box<dyn NetworkBackend>> = match end {
             Some(NetworkEnd::Tap(tap)) => Some(Box::new(Tap::new(tap))),
-            Some(NetworkEnd::Proxy(broker)) => Some(Box::new(UserNetwork::new(config, broker)?)),
+            Some(NetworkEnd::Proxy(broker)) => {
+                Some(Box::new(UserNetwork::new(config, broker, resets)?))
+            }
             None => None,
         };
         Self::with_backend(config, backend, to_guest, from_guest)

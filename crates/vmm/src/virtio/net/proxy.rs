@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use firn_net::{FrameHeader, GuestNetwork, NetworkState, Offloads, Proxy};
+use firn_net::{FrameHeader, GuestNetwork, NetworkState, Offloads, PendingResets, Proxy};
 use rustix::event::epoll::EventFlags;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
@@ -21,14 +21,20 @@ pub(super) struct UserNetwork {
 }
 
 impl UserNetwork {
-    /// The network of a guest with this device, over the monitor's end of its broker.
+    /// The network of a guest with this device, over the monitor's end of its broker. It reports
+    /// its resets to those that wait for them.
     ///
     /// # Errors
     /// The MTU is too small, or an epoll instance or a timer cannot be made.
-    pub(super) fn new(config: NetworkConfig, broker: OwnedFd) -> io::Result<Self> {
+    pub(super) fn new(
+        config: NetworkConfig,
+        broker: OwnedFd,
+        resets: PendingResets,
+    ) -> io::Result<Self> {
         let NetworkConfig { mac, mtu } = config;
         let network = GuestNetwork { mac, mtu, ..GuestNetwork::default() };
-        Ok(Self { proxy: Proxy::new(network, broker)?, packet: Vec::new() })
+        let proxy = Proxy::new(network, broker)?.with_resets(resets);
+        Ok(Self { proxy, packet: Vec::new() })
     }
 }
 
@@ -73,7 +79,7 @@ impl NetworkBackend for UserNetwork {
     }
 
     fn save(&self) -> NetworkState {
-        self.proxy.save()
+        if self.packet.is_empty() { self.proxy.save() } else { self.proxy.save_without_last() }
     }
 
     fn restore(&mut self, state: &NetworkState) {
