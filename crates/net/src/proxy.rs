@@ -1,11 +1,14 @@
 //! The proxy: frames of the guest on one side, sockets of the host on the other.
 
+mod metadata;
+
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::event::{Timespec, epoll};
@@ -19,6 +22,7 @@ use crate::flow::{FlowKey, FlowProtocol};
 use crate::frame::{Frame, Link};
 use crate::header::{FrameHeader, Offloads};
 use crate::icmp::{self, Unreachable};
+use crate::metadata::Service;
 use crate::neighbour;
 use crate::network::GuestNetwork;
 use crate::packet::{Dropped, IpPacket, Parsed, Segment, parse};
@@ -62,6 +66,8 @@ pub struct Proxy {
     /// For the sequence numbers of new connections (RFC 6528).
     secret: RandomState,
     started: Instant,
+    /// The metadata service at the gateway's address, which is all of this network if it has one.
+    metadata: Option<Arc<Service>>,
 }
 
 impl Proxy {
@@ -76,9 +82,15 @@ impl Proxy {
                 format!("an MTU of {} bytes is not between 1280 and 65520", network.mtu),
             ));
         }
+        Self::with(network, Some(broker))
+    }
+
+    fn with(network: GuestNetwork, broker: Option<OwnedFd>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let table = Table::new()?;
-        add(&epoll, &broker, BROKER)?;
+        if let Some(broker) = &broker {
+            add(&epoll, broker, BROKER)?;
+        }
         add(&epoll, table.timer(), TIMER)?;
         let shared = Shared {
             link: Link { network, offloads: Offloads::default() },
@@ -99,6 +111,7 @@ impl Proxy {
             frame: Frame::default(),
             secret: RandomState::new(),
             started: Instant::now(),
+            metadata: None,
         })
     }
 
@@ -140,7 +153,9 @@ impl Proxy {
         let counters = &mut self.shared.counters;
         counters.frames_from_guest += 1;
         counters.bytes_from_guest += u64::try_from(frame.len()).unwrap_or(u64::MAX);
-        let result = match parse(&self.shared.link.network, frame) {
+        let gateway = self.shared.link.network.gateway_mac;
+        let station = self.metadata.is_none().then_some(gateway);
+        let result = match parse(station, frame) {
             Ok(Parsed::Arp(arp)) => {
                 let is_answered = neighbour::answer_arp(&mut self.frame, &self.shared.link, &arp);
                 self.answer_if(is_answered)
@@ -195,11 +210,10 @@ impl Proxy {
         self.answers.clear();
         self.answer_bytes = 0;
         // A snapshot may be damaged.
-        let network = self.shared.link.network;
         let is_valid = |flow: &&SavedFlow| {
             let key = &flow.key;
             key.protocol == FlowProtocol::Tcp
-                && network.is_guest(key.guest.ip())
+                && self.is_guest(key.guest.ip())
                 && key.remote.is_ipv4() == key.guest.is_ipv4()
         };
         self.resets = state.flows.iter().filter(is_valid).take(MAX_FLOWS).copied().collect();
@@ -233,7 +247,7 @@ impl Proxy {
         let to = packet.destination;
         let is_group = to.is_multicast() || to == IpAddr::V4(std::net::Ipv4Addr::BROADCAST);
         let network = &self.shared.link.network;
-        if !network.is_guest(packet.source) || network.is_guest(to) || is_group {
+        if !self.is_guest(packet.source) || network.is_guest(to) || is_group {
             return Err(Dropped::Unsupported);
         }
         match packet.protocol {
@@ -274,6 +288,14 @@ impl Proxy {
         }
     }
 
+    /// Whether `address` is one that the guest may have.
+    fn is_guest(&self, address: IpAddr) -> bool {
+        match self.metadata {
+            Some(_) => metadata::is_host(address),
+            None => self.shared.link.network.is_guest(address),
+        }
+    }
+
     fn tcp(&mut self, key: FlowKey, segment: &Segment<'_>) {
         let now = Instant::now();
         let is_new = segment.syn && segment.ack.is_none() && !segment.rst;
@@ -297,6 +319,9 @@ impl Proxy {
     }
 
     fn open(&mut self, key: FlowKey, syn: &Segment<'_>, now: Instant) {
+        if self.open_metadata(&key, syn, now) {
+            return;
+        }
         let network = &self.shared.link.network;
         let (kind, to) = match (network.is_gateway(key.remote.ip()), key.remote.port()) {
             (true, DNS_PORT) => {
@@ -312,14 +337,18 @@ impl Proxy {
             self.reset_unknown(&key, syn);
             return;
         };
+        let flow = self.new_flow(key, syn, now);
+        let id = self.table.insert(key, Flow::Tcp(Box::new(flow)), now);
+        self.requests.ask(Request { id, kind, to });
+    }
+
+    fn new_flow(&mut self, key: FlowKey, syn: &Segment<'_>, now: Instant) -> TcpFlow {
         // A clock of 4 microseconds, and an offset that cannot be known outside.
         let ticks = now.duration_since(self.started).as_micros() / 4;
         let mixed = u128::from(self.secret.hash_one(key)).wrapping_add(ticks);
         let first = Seq(u32::try_from(mixed & 0xffff_ffff).unwrap_or_default());
-        let flow = TcpFlow::new(key, syn, first, now, &mut self.shared);
-        let id = self.table.insert(key, Flow::Tcp(Box::new(flow)), now);
         self.shared.counters.flows_opened += 1;
-        self.requests.ask(Request { id, kind, to });
+        TcpFlow::new(key, syn, first, now, &mut self.shared)
     }
 
     fn datagram(&mut self, key: FlowKey, kind: SocketKind, payload: &[u8]) {

@@ -5,6 +5,7 @@
 //! window and no estimate of the round trip, and a segment out of order is dropped. A guest still
 //! drops segments when it is short of memory, so there are retransmissions.
 
+mod end;
 mod receive;
 mod send;
 
@@ -15,15 +16,15 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
-use rustix::net::sockopt::{set_socket_linger, socket_error};
-use rustix::net::{Shutdown, shutdown};
 
 use crate::buffer::{Pool, Queue, share};
 use crate::counters::Counters;
 use crate::flow::FlowKey;
 use crate::frame::Link;
+use crate::metadata::Connection;
 use crate::packet::Segment;
 use crate::seq::Seq;
+use end::End;
 
 /// The shift of this side's window: 8 bytes, so that it reaches 512 KiB (RFC 7323).
 const WINDOW_SHIFT: u8 = 3;
@@ -124,7 +125,8 @@ struct ToGuest {
 pub(crate) struct TcpFlow {
     key: FlowKey,
     phase: Phase,
-    socket: Option<OwnedFd>,
+    /// `None` before there is one and after the connection has failed.
+    end: Option<End>,
     from_guest: FromGuest,
     to_guest: ToGuest,
     /// A segment is due even if it has no data: an acknowledgement, a SYN.
@@ -155,7 +157,7 @@ impl TcpFlow {
         Self {
             key,
             phase: Phase::Connecting,
-            socket: None,
+            end: None,
             from_guest: FromGuest {
                 first: syn.seq,
                 next: syn.seq + 1,
@@ -215,7 +217,28 @@ impl TcpFlow {
 
     /// The broker's socket, which may not be connected yet.
     pub(crate) fn set_socket(&mut self, socket: OwnedFd) {
-        self.socket = Some(socket);
+        self.end = Some(End::Socket(socket));
+    }
+
+    /// Connects the flow to the metadata service.
+    pub(crate) fn set_metadata(&mut self, connection: Connection) {
+        self.end = Some(End::Metadata(Box::new(connection)));
+        self.connected();
+    }
+
+    /// When the guest last used its connection to the metadata service, if it is one.
+    pub(crate) fn metadata_used(&self) -> Option<Instant> {
+        match self.end.as_ref()? {
+            End::Socket(_) => None,
+            End::Metadata(connection) => Some(connection.last_used()),
+        }
+    }
+
+    fn connected(&mut self) {
+        self.phase = Phase::Handshake;
+        self.to_guest.readable = true;
+        self.ack_due = true;
+        self.deadline = None;
     }
 
     /// Events of the socket. An error is that of the connect.
@@ -224,19 +247,16 @@ impl TcpFlow {
         events: EventFlags,
         shared: &mut Shared,
     ) -> Result<(), Errno> {
-        let Some(socket) = &self.socket else { return Ok(()) };
+        let Some(end) = &self.end else { return Ok(()) };
         let failed = events.contains(EventFlags::ERR);
         if self.is_connecting() {
             if failed || events.contains(EventFlags::OUT) {
-                socket_error(socket).flatten()?;
-                self.phase = Phase::Handshake;
-                self.to_guest.readable = true;
-                self.ack_due = true;
-                self.deadline = None;
+                end.error()?;
+                self.connected();
             }
             return Ok(());
         }
-        if failed && socket_error(socket).flatten().is_err() {
+        if failed && end.error().is_err() {
             self.reset_guest();
             return Ok(());
         }
@@ -280,33 +300,31 @@ impl TcpFlow {
         self.from_guest.limit = 0;
         self.from_guest.queue.clear(&mut shared.pool);
         self.to_guest.queue.clear(&mut shared.pool);
-        self.socket = None;
+        self.end = None;
         self.deadline = None;
     }
 
     /// Makes the host's kernel reset the connection rather than close it.
     pub(crate) fn reset_host(&mut self) {
-        if let Some(socket) = self.socket.take() {
-            // Without the option it is closed, which the other side sees as an end of data.
-            let _ = set_socket_linger(&socket, Some(Duration::ZERO));
+        if let Some(end) = self.end.take() {
+            end.reset();
         }
     }
 
     fn reset_guest(&mut self) {
         self.phase = Phase::Resetting;
-        self.socket = None;
+        self.end = None;
     }
 
     /// Tells the host that the guest has sent all, when it has all of it.
     fn shut_when_written(&mut self) {
         let from_guest = &mut self.from_guest;
-        if let Some(socket) = &self.socket
+        if let Some(end) = &mut self.end
             && from_guest.fin
             && !from_guest.shut
             && from_guest.queue.len() == 0
         {
-            // The other side may have reset the connection; reading finds that.
-            let _ = shutdown(socket, Shutdown::Write);
+            end.shut();
             from_guest.shut = true;
         }
     }

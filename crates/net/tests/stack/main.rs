@@ -4,6 +4,7 @@
 mod guest;
 mod hostile;
 mod memory;
+mod metadata;
 mod timeouts;
 
 use std::io::{Read, Write};
