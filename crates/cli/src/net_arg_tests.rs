@@ -75,7 +75,7 @@ fn a_snapshot_has_its_device_already() {
     let mut descriptors = Descriptors::default();
     let mut error = |text: &str, egress: &[&str], has_disks| {
         let egress = egress.iter().map(|rule| (*rule).to_owned()).collect();
-        let arguments = NetArgs { net: text.parse().unwrap(), egress };
+        let arguments = NetArgs { net: text.parse().unwrap(), egress, metadata: None };
         arguments.reconnect(has_disks, &mut descriptors).unwrap_err().to_string()
     };
     assert!(
@@ -91,4 +91,24 @@ fn a_snapshot_has_its_device_already() {
     }
     let wrong = error("proxy", &["10.0.0.0/8"], true);
     assert!(wrong.contains("begins with neither"), "{wrong}");
+}
+
+#[test]
+fn metadata_needs_a_device_of_the_guest() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("m.json");
+    std::fs::write(&file, "{}").unwrap();
+    let metadata = Some(file.to_str().unwrap().parse().unwrap());
+    let arguments = NetArgs { net: NetArg::None, egress: Vec::new(), metadata };
+    let mut descriptors = Descriptors::default();
+    let error = arguments.connect(&mut descriptors).unwrap_err().to_string();
+    assert!(error.starts_with("--metadata needs a network device"), "{error}");
+    let error = arguments.reconnect(false, &mut descriptors).unwrap_err().to_string();
+    assert!(error.contains("player"), "{error}");
+    // A snapshot has its device, which is connected to its metadata alone.
+    let spec = arguments.reconnect(true, &mut descriptors).unwrap().unwrap();
+    assert!(spec.end.is_none() && spec.metadata.is_some());
+    let arguments = NetArgs { net: "proxy".parse().unwrap(), ..arguments };
+    let spec = arguments.connect(&mut descriptors).unwrap().unwrap();
+    assert!(spec.end.is_some() && spec.metadata.is_some());
 }

@@ -22,7 +22,7 @@ use crate::network::NetworkSpec;
 
 /// Version of [`StartSpec`] and of everything else that crosses between a monitor and the process
 /// that starts it.
-pub const SPEC_VERSION: u32 = 8;
+pub const SPEC_VERSION: u32 = 9;
 
 /// A request to start one microVM.
 ///
@@ -54,8 +54,8 @@ pub struct HostSpec {
     pub sockets: Option<Sockets>,
     /// The file that gets a copy of the guest's serial console.
     pub console: Option<Slot>,
-    /// The other side of its network device. Without it the device of a guest that has one has no
-    /// link.
+    /// What its network device is connected to. Without it the device of a guest that has one has
+    /// no link.
     pub network: Option<NetworkSpec>,
 }
 
