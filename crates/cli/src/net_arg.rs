@@ -10,6 +10,8 @@ use firn_run::{Descriptors, NetworkAddresses, NetworkSpec};
 use firn_vmm::{NetworkConfig, RateLimit};
 use thiserror::Error;
 
+use crate::metadata_arg::MetadataArg;
+
 /// The smallest of IPv4 (RFC 791), which Linux's driver requires.
 const LEAST_MTU: u16 = 68;
 
@@ -54,6 +56,11 @@ pub(crate) struct NetArgs {
     /// without HOST it is 127.0.0.1, and port 0 is one that is free
     #[arg(long, value_name = "PORT")]
     publish: Vec<String>,
+    /// A JSON object that the guest reads over HTTP at 169.254.169.254:
+    /// FILE[,version=1|2][,address=ADDRESS]; version 2 requires tokens; see
+    /// docs/concepts/network.md
+    #[arg(long, value_name = "FILE")]
+    metadata: Option<MetadataArg>,
 }
 
 /// The host's side of a guest's network.
@@ -101,7 +108,9 @@ pub(crate) enum NetArgError {
     Publish,
     #[error("{0} is chosen at the boot: it is a part of the snapshot")]
     Frozen(&'static str),
-    #[error("the snapshot is of a player, which has no network: omit --net")]
+    #[error("--metadata needs a network device: add --net proxy or --net tap:NAME")]
+    Metadata,
+    #[error("the snapshot is of a player, which has no network: omit --net and --metadata")]
     Player,
 }
 
@@ -205,8 +214,23 @@ impl NetArg {
 }
 
 impl NetArgs {
-    /// Opens the host's side.
+    /// Opens the host's side of a guest that boots.
     pub(crate) fn connect(&self, descriptors: &mut Descriptors) -> anyhow::Result<Connected> {
+        if self.metadata.is_some() && self.net == NetArg::None {
+            return Err(NetArgError::Metadata.into());
+        }
+        self.connect_any(descriptors)
+    }
+
+    fn connect_any(&self, descriptors: &mut Descriptors) -> anyhow::Result<Connected> {
+        let Connected { network, ports } = self.connect_end(descriptors)?;
+        let Some(metadata) = &self.metadata else { return Ok(Connected { network, ports }) };
+        let metadata = Some(metadata.read()?);
+        let network = Some(NetworkSpec { metadata, ..network.unwrap_or_default() });
+        Ok(Connected { network, ports })
+    }
+
+    fn connect_end(&self, descriptors: &mut Descriptors) -> anyhow::Result<Connected> {
         let policy = Policy::parse(self.egress.iter().map(String::as_str))?;
         let network = match &self.net {
             NetArg::Some(network) if network.tap.is_none() => network,
@@ -228,7 +252,8 @@ impl NetArgs {
         Ok(Connected { network, ports })
     }
 
-    /// The same for a guest that is thawed. A player has no disks.
+    /// The same for a guest that is thawed, which may have a network device although it is
+    /// connected to nothing. A player has no disks.
     pub(crate) fn reconnect(
         &self,
         has_disks: bool,
@@ -236,9 +261,12 @@ impl NetArgs {
     ) -> anyhow::Result<Connected> {
         match &self.net {
             NetArg::Some(_) if !has_disks => Err(NetArgError::Player.into()),
+            NetArg::None if self.metadata.is_some() && !has_disks => {
+                Err(NetArgError::Player.into())
+            }
             NetArg::Some(net) if net.mac.is_some() => Err(NetArgError::Frozen("mac").into()),
             NetArg::Some(net) if net.mtu.is_some() => Err(NetArgError::Frozen("mtu").into()),
-            _ => self.connect(descriptors),
+            _ => self.connect_any(descriptors),
         }
     }
 }
@@ -263,7 +291,7 @@ fn parse_mac(text: &str) -> Result<[u8; 6], NetArgError> {
     mac.ok_or_else(|| NetArgError::Mac(text.to_owned()))
 }
 
-fn parse_cidr(text: &str) -> Result<(Ipv4Addr, u8), NetArgError> {
+pub(crate) fn parse_cidr(text: &str) -> Result<(Ipv4Addr, u8), NetArgError> {
     let parsed = text.split_once('/').and_then(|(address, prefix)| {
         let prefix = prefix.parse().ok().filter(|prefix| (1..=32).contains(prefix))?;
         Some((address.parse().ok()?, prefix))

@@ -75,7 +75,8 @@ fn a_snapshot_has_its_device_already() {
     let mut descriptors = Descriptors::default();
     let mut error = |text: &str, egress: &[&str], has_disks| {
         let egress = egress.iter().map(|rule| (*rule).to_owned()).collect();
-        let arguments = NetArgs { net: text.parse().unwrap(), egress, publish: Vec::new() };
+        let (net, publish, metadata) = (text.parse().unwrap(), Vec::new(), None);
+        let arguments = NetArgs { net, egress, publish, metadata };
         arguments.reconnect(has_disks, &mut descriptors).unwrap_err().to_string()
     };
     assert!(
@@ -99,7 +100,8 @@ fn a_snapshot_has_its_device_already() {
 fn a_port_is_published_by_the_user_mode_network_alone() {
     let connect = |net: &str, ports: &[&str]| {
         let publish = ports.iter().map(|port| (*port).to_owned()).collect();
-        let arguments = NetArgs { net: net.parse().unwrap(), egress: Vec::new(), publish };
+        let (net, egress, metadata) = (net.parse().unwrap(), Vec::new(), None);
+        let arguments = NetArgs { net, egress, publish, metadata };
         arguments.connect(&mut Descriptors::default()).map_err(|error| error.to_string())
     };
     for net in ["none", "tap:t0"] {
@@ -118,4 +120,25 @@ fn a_port_is_published_by_the_user_mode_network_alone() {
     let port = address.rsplit_once(':').unwrap().1;
     let error = connect("proxy", &[&format!("{port}:81")]).unwrap_err();
     assert!(error.starts_with(&format!("cannot publish {address}: it is in use")), "{error}");
+}
+
+#[test]
+fn metadata_needs_a_device_of_the_guest() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("m.json");
+    std::fs::write(&file, "{}").unwrap();
+    let metadata = Some(file.to_str().unwrap().parse().unwrap());
+    let (egress, publish) = (Vec::new(), Vec::new());
+    let arguments = NetArgs { net: NetArg::None, egress, publish, metadata };
+    let mut descriptors = Descriptors::default();
+    let error = arguments.connect(&mut descriptors).unwrap_err().to_string();
+    assert!(error.starts_with("--metadata needs a network device"), "{error}");
+    let error = arguments.reconnect(false, &mut descriptors).unwrap_err().to_string();
+    assert!(error.contains("player"), "{error}");
+    // A snapshot has its device, which is connected to its metadata alone.
+    let spec = arguments.reconnect(true, &mut descriptors).unwrap().network.unwrap();
+    assert!(spec.end.is_none() && spec.metadata.is_some());
+    let arguments = NetArgs { net: "proxy".parse().unwrap(), ..arguments };
+    let spec = arguments.connect(&mut descriptors).unwrap().network.unwrap();
+    assert!(spec.end.is_some() && spec.metadata.is_some());
 }

@@ -27,9 +27,9 @@ pub use functions::{
     Runtime, Target, UsedLayer, Version, VersionState,
 };
 pub use instances::{
-    AcquireError, AnswerEvent, AnswerStream, Answering, BootFiles, DaemonStatus, InvocationReport,
-    InvokeFailure, Invoked, Latency, LaunchError, LoadFailure, MemoryStatus, MonitorsStatus,
-    Served, Shortage, VersionStatus,
+    AcquireError, AnswerEvent, AnswerStream, Answering, BootFiles, DaemonStatus, FindTapsError,
+    FunctionNetwork, InvocationReport, InvokeFailure, Invoked, Latency, LaunchError, LoadFailure,
+    MemoryStatus, MonitorsStatus, Served, Shortage, TapDevices, VersionStatus,
 };
 pub use service::{
     Account, AliasChange, AliasError, AttachmentError, ChangeError, Claim, CodeChange, Control,

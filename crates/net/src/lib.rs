@@ -5,6 +5,9 @@
 //! and makes the frames to it. It opens no socket: a [`Broker`] outside the monitor's jail does
 //! that, checks each address against a [`Policy`], and passes the connected descriptor.
 //!
+//! A proxy of [`Proxy::metadata`] needs no broker: it answers the guest itself, from a
+//! [`MetadataStore`].
+//!
 //! # What the jail must deny
 //!
 //! The policy holds for a monitor that is taken over if its jail denies what would send to another
@@ -35,6 +38,7 @@ mod flow;
 mod frame;
 mod header;
 mod icmp;
+mod metadata;
 mod neighbour;
 mod network;
 mod packet;
@@ -51,6 +55,9 @@ pub use broker::{
 };
 pub use counters::Counters;
 pub use header::{FrameHeader, Offloads};
+pub use metadata::{
+    MetadataConfig, MetadataStore, MetadataVersion, PatchMetadataError, PutMetadataError,
+};
 pub use network::{GuestNetwork, Subnet};
 pub use proxy::{PendingResets, Proxy};
 pub use state::NetworkState;

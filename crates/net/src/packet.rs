@@ -8,7 +8,6 @@ use smoltcp::wire::{
 };
 
 use crate::header::FrameHeader;
-use crate::network::GuestNetwork;
 use crate::seq::Seq;
 
 /// Why a frame from the guest is dropped.
@@ -63,10 +62,11 @@ impl Segment<'_> {
     }
 }
 
-pub(crate) fn parse<'a>(network: &GuestNetwork, frame: &'a [u8]) -> Result<Parsed<'a>, Dropped> {
+/// Parses a frame to a `station` or to a group; to any station without one.
+pub(crate) fn parse(station: Option<[u8; 6]>, frame: &[u8]) -> Result<Parsed<'_>, Dropped> {
     let frame = EthernetFrame::new_checked(frame).map_err(|_| Dropped::Invalid)?;
     let to = frame.dst_addr();
-    if to != EthernetAddress(network.gateway_mac) && to.is_unicast() {
+    if to.is_unicast() && station.is_some_and(|station| to != EthernetAddress(station)) {
         return Err(Dropped::Unsupported);
     }
     match frame.ethertype() {

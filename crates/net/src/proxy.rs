@@ -1,5 +1,6 @@
 //! The proxy: frames of the guest on one side, sockets of the host on the other.
 
+mod metadata;
 mod publish;
 mod thaw;
 
@@ -9,6 +10,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::event::{Timespec, epoll};
@@ -22,6 +24,7 @@ use crate::flow::{FlowKey, FlowProtocol};
 use crate::frame::{Frame, Link};
 use crate::header::{FrameHeader, Offloads};
 use crate::icmp::{self, Unreachable};
+use crate::metadata::Service;
 use crate::neighbour;
 use crate::network::GuestNetwork;
 use crate::packet::{Dropped, IpPacket, Parsed, Segment, parse};
@@ -68,6 +71,8 @@ pub struct Proxy {
     /// For the sequence numbers of new connections (RFC 6528).
     secret: RandomState,
     started: Instant,
+    /// The metadata service at the gateway's address, which is all of this network if it has one.
+    metadata: Option<Arc<Service>>,
 }
 
 impl Proxy {
@@ -82,9 +87,15 @@ impl Proxy {
                 format!("an MTU of {} bytes is not between 1280 and 65520", network.mtu),
             ));
         }
+        Self::with(network, Some(broker))
+    }
+
+    fn with(network: GuestNetwork, broker: Option<OwnedFd>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let table = Table::new()?;
-        add(&epoll, &broker, BROKER)?;
+        if let Some(broker) = &broker {
+            add(&epoll, broker, BROKER)?;
+        }
         add(&epoll, table.timer(), TIMER)?;
         let secret = RandomState::new();
         let shared = Shared {
@@ -107,6 +118,7 @@ impl Proxy {
             frame: Frame::default(),
             secret,
             started: Instant::now(),
+            metadata: None,
         })
     }
 
@@ -148,7 +160,9 @@ impl Proxy {
         let counters = &mut self.shared.counters;
         counters.frames_from_guest += 1;
         counters.bytes_from_guest += u64::try_from(frame.len()).unwrap_or(u64::MAX);
-        let result = match parse(&self.shared.link.network, frame) {
+        let gateway = self.shared.link.network.gateway_mac;
+        let station = self.metadata.is_none().then_some(gateway);
+        let result = match parse(station, frame) {
             Ok(Parsed::Arp(arp)) if neighbour::is_guests_answer(&self.shared.link, &arp) => {
                 self.thaw.answered();
                 Ok(())
@@ -209,7 +223,7 @@ impl Proxy {
         let to = packet.destination;
         let is_group = to.is_multicast() || to == IpAddr::V4(std::net::Ipv4Addr::BROADCAST);
         let network = &self.shared.link.network;
-        if !network.is_guest(packet.source) || network.is_guest(to) || is_group {
+        if !self.is_guest(packet.source) || network.is_guest(to) || is_group {
             return Err(Dropped::Unsupported);
         }
         match packet.protocol {
@@ -250,6 +264,14 @@ impl Proxy {
         }
     }
 
+    /// Whether `address` is one that the guest may have.
+    fn is_guest(&self, address: IpAddr) -> bool {
+        match self.metadata {
+            Some(_) => metadata::is_host(address),
+            None => self.shared.link.network.is_guest(address),
+        }
+    }
+
     fn tcp(&mut self, key: FlowKey, segment: &Segment<'_>) {
         let now = Instant::now();
         let is_new = segment.syn && segment.ack.is_none() && !segment.rst;
@@ -277,6 +299,9 @@ impl Proxy {
     }
 
     fn open(&mut self, key: FlowKey, syn: &Segment<'_>, now: Instant) {
+        if self.open_metadata(&key, syn, now) {
+            return;
+        }
         let network = &self.shared.link.network;
         let (kind, to) = match (network.is_gateway(key.remote.ip()), key.remote.port()) {
             (true, DNS_PORT) => {
@@ -292,11 +317,15 @@ impl Proxy {
             self.reset_unknown(&key, syn);
             return;
         };
-        let first = self.first_number(&key, now);
-        let flow = TcpFlow::new(key, syn, first, now, &mut self.shared);
+        let flow = self.new_flow(key, syn, now);
         let id = self.table.insert(key, Flow::Tcp(Box::new(flow)), now);
-        self.shared.counters.flows_opened += 1;
         self.requests.ask(Request { id, kind, to });
+    }
+
+    fn new_flow(&mut self, key: FlowKey, syn: &Segment<'_>, now: Instant) -> TcpFlow {
+        let first = self.first_number(&key, now);
+        self.shared.counters.flows_opened += 1;
+        TcpFlow::new(key, syn, first, now, &mut self.shared)
     }
 
     /// This side's first sequence number of a new connection.

@@ -15,15 +15,16 @@ const MAX_WAITING: usize = 16_384;
 /// Requests for sockets.
 #[derive(Debug)]
 pub(crate) struct Requests {
-    /// `None` after the broker has ended.
+    /// `None` without a broker, and after it has ended.
     broker: Option<OwnedFd>,
     waiting: VecDeque<Request>,
     in_flight: usize,
 }
 
 impl Requests {
-    pub(crate) fn new(broker: OwnedFd) -> Self {
-        Self { broker: Some(broker), waiting: VecDeque::new(), in_flight: 0 }
+    /// Requests to a broker; without one they have no room.
+    pub(crate) const fn new(broker: Option<OwnedFd>) -> Self {
+        Self { broker, waiting: VecDeque::new(), in_flight: 0 }
     }
 
     /// Whether another request may wait.

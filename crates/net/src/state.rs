@@ -1,5 +1,7 @@
 //! What a snapshot keeps of a network.
 
+use std::net::Ipv4Addr;
+
 use serde::{Deserialize, Serialize};
 
 use crate::flow::FlowKey;
@@ -22,6 +24,20 @@ pub(crate) struct SavedFlow {
 }
 
 impl NetworkState {
+    /// Moves the connections to `address` out of this state.
+    #[must_use]
+    pub fn split_off(&mut self, address: Ipv4Addr) -> Self {
+        let is_to = |flow: &mut SavedFlow| flow.key.remote.ip() == address;
+        Self { flows: self.flows.extract_if(.., is_to).collect() }
+    }
+
+    /// Adds the connections of another state, which are reset before those of this one.
+    #[must_use]
+    pub fn after(self, mut other: Self) -> Self {
+        other.flows.extend(self.flows);
+        other
+    }
+
     /// How many connections there were.
     #[must_use]
     pub fn connections(&self) -> usize {

@@ -1,6 +1,7 @@
 //! What makes one clone differ from every other.
 
 use std::io;
+use std::net::Ipv4Addr;
 
 use firn_agent::protocol::{MIN_ENTROPY_BYTES, NetworkAddresses};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -21,6 +22,8 @@ pub struct Identity {
     pub(crate) entropy: [u8; ENTROPY_BYTES],
     /// The addresses of its network interface; `None` to leave them as they are.
     pub addresses: Option<NetworkAddresses>,
+    /// The address of its metadata service, if it has one.
+    pub metadata: Option<Ipv4Addr>,
 }
 
 /// The kernel gave no random bytes.
@@ -40,7 +43,7 @@ impl Identity {
         fill(&mut entropy)?;
         let instance_id = format!("i-{}", Uuid::from_bytes(generation).simple());
         let generation = Uuid::from_bytes(generation);
-        Ok(Self { generation, instance_id, entropy, addresses: None })
+        Ok(Self { generation, instance_id, entropy, addresses: None, metadata: None })
     }
 }
 

@@ -73,7 +73,7 @@ pub use identity::{Identity, IdentityError};
 pub use instance::{ClaimError, FindError, Instance, Instances, MAX_NAME, OwnedInstance};
 pub use life::{Clock, KvmDevice, Mapped, Planned, Restored, Running};
 pub use linux::require_linux;
-pub use network::{NetworkEndSpec, NetworkSpec};
+pub use network::{MetadataSpec, NetworkEndSpec, NetworkSpec};
 pub use outcome::Outcome;
 pub use pool_manager::{MANAGER_HAS_CLIENTS, MANAGER_IN_USE, PoolManager, PoolManagerError};
 pub use recorded::{RecordError, RecordedThaw, RecordingHost};

@@ -122,8 +122,10 @@ pub(crate) fn serve(
     spec: &HostSpec,
     descriptors: &mut Descriptors,
 ) -> Result<(HostConfig, Served), StartError> {
-    let addresses = spec.network.as_ref().and_then(|network| network.addresses.clone());
-    let identity = Identity { addresses, ..Identity::fresh()? };
+    let network = spec.network.as_ref();
+    let addresses = network.and_then(|network| network.addresses.clone());
+    let metadata = network.and_then(|network| Some(network.metadata.as_ref()?.config.address));
+    let identity = Identity { addresses, metadata, ..Identity::fresh()? };
     let console = Console::new(descriptors.take_file(spec.console)?);
     let without = || StartError::Spec("a guest with Linux needs sockets".to_owned());
     let sockets = spec.sockets.clone().ok_or_else(without)?;
@@ -142,7 +144,7 @@ pub(crate) fn serve(
         }
         None => None,
     };
-    let network = spec.network.as_ref().map(|network| network.take(descriptors)).transpose()?;
+    let network = network.map(|network| network.take(descriptors)).transpose()?;
     let network = network.unwrap_or_default();
     let resets = network.resets.clone();
     let host = HostConfig {
@@ -209,8 +211,9 @@ impl GuestKind for Linux {
         &mut self,
         credentials: Option<RoleCredentials>,
     ) -> Result<Option<Uuid>, StartError> {
-        let addresses = self.served.identity.addresses.take();
-        self.served.identity = Identity { addresses, ..Identity::fresh()? };
+        let earlier = &mut self.served.identity;
+        let (addresses, metadata) = (earlier.addresses.take(), earlier.metadata);
+        *earlier = Identity { addresses, metadata, ..Identity::fresh()? };
         self.served.credentials = credentials;
         Ok(Some(self.served.identity.generation))
     }

@@ -1,11 +1,15 @@
 //! The host's side of a guest's network.
 
 use std::io;
+use std::os::fd::OwnedFd;
 
 use firn_agent::protocol::{Ipv6Addresses, NetworkAddresses};
 use firn_base::ErrorChain;
-use firn_net::{Broker, GuestNetwork, PendingResets, Policy, PublishedPorts, host_resolvers};
-use firn_vmm::{Network, NetworkEnd, RateLimit, RateLimiter, open_tap};
+use firn_net::{
+    Broker, GuestNetwork, MetadataConfig, MetadataStore, PendingResets, Policy, PublishedPorts,
+    host_resolvers,
+};
+use firn_vmm::{Metadata, Network, NetworkEnd, RateLimit, RateLimiter, open_tap};
 use serde::{Deserialize, Serialize};
 
 use crate::descriptors::{Descriptors, Slot};
@@ -15,10 +19,13 @@ use crate::error::StartError;
 const RESOLVERS: &str = "/etc/resolv.conf";
 
 /// Where a guest's frames go.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct NetworkSpec {
-    /// Its kind, and the descriptor of the other side.
-    pub end: NetworkEndSpec,
+    /// Its kind, and the descriptor of the other side; `None` for a guest that reaches its metadata
+    /// alone.
+    pub end: Option<NetworkEndSpec>,
+    /// Its metadata, if it has some.
+    pub metadata: Option<MetadataSpec>,
     /// Limits frames to the guest.
     pub to_guest: RateLimit,
     /// Limits frames from the guest.
@@ -29,6 +36,15 @@ pub struct NetworkSpec {
     /// that starts the monitor.
     #[serde(skip)]
     pub policy: Option<Policy>,
+}
+
+/// A guest's metadata service.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MetadataSpec {
+    /// How the guest reaches it.
+    pub config: MetadataConfig,
+    /// The document, of at most [`MetadataStore::DEFAULT_LIMIT`] bytes.
+    pub document: serde_json::Value,
 }
 
 /// The other side of a guest's network.
@@ -48,7 +64,12 @@ impl NetworkSpec {
     /// [`StartError::Host`]: the device cannot be used.
     pub fn tap(name: &str, descriptors: &mut Descriptors) -> Result<Self, StartError> {
         let tap = open_tap(name).map_err(|error| StartError::Host(ErrorChain::of(&error)))?;
-        Ok(Self::of(NetworkEndSpec::Tap(descriptors.add(tap)), None))
+        Ok(Self::of_tap(tap, descriptors))
+    }
+
+    /// The same for a device that [`open_tap`] has opened.
+    pub fn of_tap(tap: OwnedFd, descriptors: &mut Descriptors) -> Self {
+        Self::of(NetworkEndSpec::Tap(descriptors.add(tap)), None)
     }
 
     /// The user-mode network, without limits. A thread of this process makes the sockets that the
@@ -92,8 +113,7 @@ impl NetworkSpec {
     }
 
     fn of(end: NetworkEndSpec, addresses: Option<NetworkAddresses>) -> Self {
-        let (to_guest, from_guest) = (RateLimit::default(), RateLimit::default());
-        Self { end, to_guest, from_guest, addresses, policy: None }
+        Self { end: Some(end), addresses, ..Self::default() }
     }
 
     /// Takes the descriptors.
@@ -103,13 +123,25 @@ impl NetworkSpec {
         };
         let failed = |error| StartError::session("make a timer", error);
         Ok(Network {
-            end: Some(match self.end {
-                NetworkEndSpec::Tap(slot) => NetworkEnd::Tap(descriptors.take(slot)?),
-                NetworkEndSpec::Proxy(slot) => NetworkEnd::Proxy(descriptors.take(slot)?),
-            }),
+            end: match self.end {
+                Some(NetworkEndSpec::Tap(slot)) => Some(NetworkEnd::Tap(descriptors.take(slot)?)),
+                Some(NetworkEndSpec::Proxy(slot)) => {
+                    Some(NetworkEnd::Proxy(descriptors.take(slot)?))
+                }
+                None => None,
+            },
+            metadata: self.metadata.clone().map(MetadataSpec::serve).transpose()?,
             to_guest: limiter(self.to_guest).map_err(failed)?,
             from_guest: limiter(self.from_guest).map_err(failed)?,
             resets: PendingResets::default(),
         })
+    }
+}
+
+impl MetadataSpec {
+    fn serve(self) -> Result<Metadata, StartError> {
+        let store = MetadataStore::default();
+        store.put(self.document).map_err(|error| StartError::Spec(error.to_string()))?;
+        Ok(Metadata { config: self.config, store })
     }
 }

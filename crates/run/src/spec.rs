@@ -57,8 +57,8 @@ pub struct HostSpec {
     pub sockets: Option<Sockets>,
     /// The file that gets a copy of the guest's serial console.
     pub console: Option<Slot>,
-    /// The other side of its network device. Without it the device of a guest that has one has no
-    /// link.
+    /// What its network device is connected to. Without it the device of a guest that has one has
+    /// no link.
     pub network: Option<NetworkSpec>,
 }
 

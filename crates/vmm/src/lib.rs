@@ -53,6 +53,6 @@ pub use state::DecodeStateError;
 pub use vcpu::state::{RestoreVcpuError, SaveVcpuError};
 pub use vcpu::{VcpuFailure, VcpuThreadError};
 pub use virtio::{
-    BindVsockError, Network, NetworkConfig, NetworkEnd, OpenTapError, RateLimit, RateLimiter,
-    VsockBroker, VsockConnector, VsockListener, is_in_memory, open_tap, scratch_file,
+    BindVsockError, Metadata, Network, NetworkConfig, NetworkEnd, OpenTapError, RateLimit,
+    RateLimiter, VsockBroker, VsockConnector, VsockListener, is_in_memory, open_tap, scratch_file,
 };

@@ -1,5 +1,6 @@
 //! The guest's network interfaces, by the requests of netdevice(7).
 
+use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
@@ -82,6 +83,52 @@ pub(crate) fn set_addresses(interface: &str, addresses: &NetworkAddresses) -> io
         set_gateway(&socket, gateway)?;
     }
     ipv6.map_or(Ok(()), |addresses| set_ipv6(interface, addresses))
+}
+
+/// Sets the route to one host on the link of an interface in place of an `earlier` one, if the
+/// interface is up and has an address. Otherwise the guest has not set it up so far.
+pub(crate) fn set_host_route(
+    interface: &str,
+    earlier: Option<Ipv4Addr>,
+    host: Option<Ipv4Addr>,
+) -> io::Result<()> {
+    let socket = UdpSocket::bind(ANY_V4)?;
+    if let Some(earlier) = earlier.filter(|earlier| Some(*earlier) != host) {
+        match host_route(&socket, libc::SIOCDELRT, interface, earlier) {
+            // It ended with the addresses of the interface.
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+            deleted => deleted?,
+        }
+    }
+    let Some(host) = host else { return Ok(()) };
+    let mut request = named(interface);
+    // SAFETY: SIOCGIFADDR takes a pointer to an ifreq, and writes an address to it.
+    match unsafe { call(&socket, libc::SIOCGIFADDR, &mut request) } {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => return Ok(()),
+        Err(error) => return Err(error),
+    }
+    match unless_it_exists(host_route(&socket, libc::SIOCADDRT, interface, host)) {
+        Err(error) if error.kind() == io::ErrorKind::NetworkDown => Ok(()),
+        set => set,
+    }
+}
+
+fn host_route(
+    socket: &UdpSocket,
+    request: libc::Ioctl,
+    interface: &str,
+    host: Ipv4Addr,
+) -> io::Result<()> {
+    let name = CString::new(interface)?;
+    // SAFETY: rtentry is plain data, for which zeros are valid.
+    let mut route: libc::rtentry = unsafe { std::mem::zeroed() };
+    route.rt_dst = socket_address(host);
+    route.rt_flags = libc::RTF_UP | libc::RTF_HOST;
+    route.rt_dev = name.as_ptr().cast_mut();
+    // SAFETY: both requests take a pointer to an rtentry, which they read, as the name that it
+    // points to, which outlives the call.
+    unsafe { call(socket, request, &mut route) }
 }
 
 /// Sets the router to all other networks. It takes precedence over an earlier one.

@@ -159,3 +159,22 @@ def use():
             return type(error).__name__
 
     return [one(connection) for connection in kept]
+
+
+pooled = []
+
+
+def fetch(path, method="GET", headers={}, pool=False):
+    """The status and the text of an answer of the metadata service, over a new connection or over
+    one that stays open."""
+    import http.client
+
+    if not (pool and pooled):
+        pooled[:] = [http.client.HTTPConnection("169.254.169.254", timeout=60)]
+    (connection,) = pooled
+    try:
+        connection.request(method, path, headers=headers)
+        response = connection.getresponse()
+        return [response.status, response.read().decode()]
+    except OSError as error:
+        return type(error).__name__

@@ -132,3 +132,76 @@ fn a_guest_has_a_network_that_its_clones_share() {
         world.ask_unchecked("denied", "machine", &event).function_error(&["OSError"]);
     });
 }
+
+#[test]
+fn a_guest_reads_its_metadata_and_a_clone_that_of_its_own() {
+    with_taps(1, |_| {
+        let world = World::default();
+        let document = |name: &str, text: &str| {
+            let file = world.file(name);
+            std::fs::write(&file, text).unwrap();
+            file.display().to_string()
+        };
+        let long = "x".repeat(50_000);
+        let first = json!({"latest": {"meta-data": {"id": "one", "long": long}}}).to_string();
+        let first = document("first.json", &first);
+        let second = document("second.json", r#"{"latest": {"meta-data": {"id": "two"}}}"#);
+        let fetch = |name: &str, path: &str, more: serde_json::Value| {
+            let mut event = json!({"do": "fetch", "path": path});
+            for (key, value) in more.as_object().unwrap() {
+                event[key] = value.clone();
+            }
+            world.ask(name, "machine", &event)
+        };
+        let id = "/latest/meta-data/id";
+        let boot = world.firn(["boot", "--name", "booted", "--net", "proxy", "--metadata", &first]);
+        let mut booted = boot.arg(workshop_folder(&world.work())).start().ready();
+        assert_eq!(fetch("booted", id, json!({})), json!([200, "one"]));
+        assert_eq!(fetch("booted", "/latest/meta-data/long", json!({})), json!([200, long]));
+        let accepts_json = json!({"headers": {"Accept": "application/json"}});
+        assert_eq!(fetch("booted", id, accepts_json), json!([200, "\"one\""]));
+        assert_eq!(fetch("booted", "/latest", json!({})), json!([200, "meta-data/"]));
+        let token = |name: &str| {
+            let headers = json!({"X-aws-ec2-metadata-token-ttl-seconds": "60"});
+            let put = json!({"method": "PUT", "headers": headers});
+            let answer = fetch(name, "/latest/api/token", put);
+            assert_eq!(answer[0], 200, "{answer}");
+            answer[1].as_str().unwrap().to_owned()
+        };
+        let with =
+            |token: &str| json!({"headers": {"X-aws-ec2-metadata-token": token}, "pool": true});
+        let early = token("booted");
+        assert_eq!(fetch("booted", id, with(&early)), json!([200, "one"]));
+        let snapshot = world.file("snapshot");
+        world.firn(["freeze", "booted"]).arg(&snapshot).run().ok();
+        booted.end().ok();
+
+        // By sockets, by a tap device, and with nothing but metadata.
+        let guarded = format!("{second},version=2");
+        let nets: [&[&str]; 3] =
+            [&["--net", "proxy"], &["--net", "tap:tap0,address=10.9.0.2/24"], &[]];
+        for (number, net) in nets.into_iter().enumerate() {
+            let name = &format!("clone{number}");
+            let thaw = world.firn(["thaw", "--name", name, "--metadata", &guarded]).args(net);
+            let _clone = thaw.arg(&snapshot).start().ready();
+            // The connection of before the freeze; then tokens of before it are not valid.
+            let reset = fetch(name, id, with(&early));
+            assert_eq!(reset, json!("ConnectionResetError"), "{name}");
+            for more in [json!({}), with(&early)] {
+                let answer = fetch(name, id, more);
+                assert_eq!(answer[0], 401, "{name}: {answer}");
+            }
+            assert_eq!(fetch(name, id, with(&token(name))), json!([200, "two"]), "{name}");
+        }
+        // Another thaw has no metadata: neither an answer nor a route is left.
+        let thaw = world.firn(["thaw", "--name", "without", "--net", "proxy"]);
+        let _without = thaw.arg(&snapshot).start().ready();
+        assert_eq!(fetch("without", id, json!({"pool": true})), json!("ConnectionResetError"));
+        assert_eq!(fetch("without", id, json!({})), json!("OSError"));
+        let routes = json!({"do": "read", "path": "/proc/net/route"});
+        let routes = world.ask("without", "machine", &routes).to_string();
+        assert!(routes.contains("eth0") && !routes.contains("FEA9FEA9"), "{routes}");
+        let thaw = world.firn(["thaw", "--metadata", &second]).arg(workshop()).run();
+        thaw.refused(&["the guest has no network device"]);
+    });
+}

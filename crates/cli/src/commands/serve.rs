@@ -20,6 +20,7 @@ use crate::assets::{GuestFiles, image_file};
 use crate::host_args::HostArgs;
 use crate::log::LogLines;
 use crate::output;
+use crate::serve_network_arg::ServeNetworkArg;
 
 /// The image of functions that name none.
 const IMAGE: &str = "aws";
@@ -100,9 +101,11 @@ pub(crate) struct ServeArgs {
     /// [default: no limit]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
     cpu_limit: Option<u32>,
-    /// The network of functions without FIRN_NETWORK=none: sockets of this host, or none
-    #[arg(long, value_enum, default_value_t = FunctionNetwork::Proxy)]
-    network: FunctionNetwork,
+    /// The network of functions without FIRN_NETWORK=none: none, proxy for sockets of this host, or
+    /// tap:PREFIX,network=ADDRESS/BITS[,dns=ADDRESS] for the existing tap devices PREFIX0, PREFIX1
+    /// and so on, one for each running microVM; see docs/concepts/network.md
+    #[arg(long, value_name = "NETWORK", default_value = "proxy")]
+    network: ServeNetworkArg,
     /// What functions reach: allow:NETWORK, allow:NETWORK:PORT, a host name as
     /// allow:api.example.com:443 or allow:*.example.com, or the same with deny; the first rule that
     /// matches decides, and without one a function reaches what is globally reachable
@@ -200,14 +203,6 @@ enum Reservation {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum FunctionNetwork {
-    /// None
-    None,
-    /// TCP and UDP by sockets of this host, and its DNS
-    Proxy,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Idle {
     /// Nothing: its vCPUs are paused between two requests, as on AWS Lambda
     Pause,
@@ -249,11 +244,7 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
         }
     };
     let policy = Policy::parse(arguments.egress.iter().map(String::as_str))?;
-    let network = match arguments.network {
-        FunctionNetwork::Proxy => Some(policy),
-        FunctionNetwork::None if arguments.egress.is_empty() => None,
-        FunctionNetwork::None => anyhow::bail!("--egress needs --network proxy"),
-    };
+    let network = arguments.network.open(policy, !arguments.egress.is_empty())?;
     let credentials = arguments.credentials.as_deref().map(Credentials::read).transpose()?;
     let tenants = Tenants {
         default: Quotas {

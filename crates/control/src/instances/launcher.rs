@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use firn_base::{ErrorChain, PAGE_SIZE, now_ns};
-use firn_net::Policy;
 use firn_pool::RemoveError;
 use firn_run::jail::Jail;
 use firn_run::monitor::Monitor;
@@ -21,6 +20,7 @@ use tokio::time::timeout;
 
 use super::cpu::Cpus;
 use super::microvm::{END_LIMIT, Microvm};
+use super::network::FunctionNetwork;
 use super::pool::SnapshotPool;
 use super::processes::Processes;
 use super::ready::{Make, ReadyClones, Waiting};
@@ -82,7 +82,7 @@ pub(crate) struct Launcher {
     pub(crate) processes: Arc<Processes>,
     pub(crate) scratch: Scratch,
     /// What guests reach by their network; `None` for guests without one.
-    pub(crate) network: Option<Policy>,
+    pub(crate) network: Option<FunctionNetwork>,
     /// How monitors are jailed.
     pub(crate) jail: Jail,
     /// The limits of CPU time, if there are any.
@@ -535,7 +535,8 @@ impl Launcher {
         mut descriptors: Descriptors,
         request: StartRequest,
     ) -> Result<Microvm, firn_run::StartError> {
-        let (instance, spec) = self.named(origin, resources, &mut descriptors)?;
+        let network = self.connect_now(resources.network, &mut descriptors)?;
+        let (instance, spec) = self.named(origin, resources.disk, network, &mut descriptors)?;
         let StartRequest { received_ns, credentials } = request;
         let spec = StartSpec { request_ns: Some(received_ns), credentials, ..spec };
         let mut microvm = self.microvm(monitor, instance)?;
@@ -558,15 +559,14 @@ impl Launcher {
     fn named(
         &self,
         origin: Origin,
-        Resources { disk, network }: Resources,
+        disk: u64,
+        network: Option<NetworkSpec>,
         descriptors: &mut Descriptors,
     ) -> Result<(OwnedInstance, StartSpec), firn_run::StartError> {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let instance = self.instances.claim(&format!("serve-{}-{number}", std::process::id()))?;
         let scratch = Some(ScratchSpec::create(self.scratch.path(), disk, descriptors)?);
         let sockets = Some(Sockets { scratch, ..Sockets::bind(&instance, descriptors)? });
-        let policy = self.network.as_ref().filter(|_| network);
-        let network = policy.map(|policy| NetworkSpec::proxy(policy, descriptors)).transpose()?;
         let software_kvm = self.software_kvm;
         let host = HostSpec { software_kvm, sockets, network, ..HostSpec::default() };
         Ok((instance, StartSpec::new(origin, host, self.start_limit)))
@@ -600,7 +600,9 @@ impl Make<ThawKey, Microvm> for Launcher {
             LaunchError::Start(error) => error,
             error => firn_run::StartError::Open(ErrorChain::of(&error)),
         })?;
-        let (instance, spec) = self.named(Origin::Thaw(thaw), key.resources(), &mut descriptors)?;
+        let network = self.connect(key.network, &mut descriptors)?;
+        let origin = Origin::Thaw(thaw);
+        let (instance, spec) = self.named(origin, key.disk, network, &mut descriptors)?;
         let mut clone = self.microvm(Prepare::spawn(self)?, instance)?;
         clone.monitor.make_ready(spec, &descriptors)?;
         let making = clone.monitor.wait_made_ready(self.start_limit)?;

@@ -59,7 +59,9 @@ pub enum Shortage {
         limit: u64,
     },
     /// Too many microVMs run.
-    #[error("{0} microVMs run, which is the limit (--monitors)")]
+    #[error(
+        "{0} microVMs run, which is the limit (--monitors, or the number of tap devices with --network tap)"
+    )]
     Monitors(usize),
     /// There is too little space for its disk.
     #[error(

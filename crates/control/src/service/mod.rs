@@ -29,7 +29,6 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use firn_base::format_bytes;
-use firn_net::Policy;
 use firn_run::StartError;
 use firn_run::cgroup::CgroupError;
 use firn_run::jail::{Jail, JailMode};
@@ -56,8 +55,8 @@ use provisioned::Keepers;
 
 use crate::functions::{CodeStore, ImageFiles, Images, Roles, RolesError};
 use crate::instances::{
-    BootFiles, Cpus, DaemonStatus, Fleet, Launcher, Limits, ReadyClones, Scratch, SnapshotKeys,
-    SnapshotPool, Standbys,
+    BootFiles, Cpus, DaemonStatus, Fleet, FunctionNetwork, Launcher, Limits, ReadyClones, Scratch,
+    SnapshotKeys, SnapshotPool, Standbys,
 };
 use crate::store::{Store, StoreError};
 use crate::telemetry::Telemetry;
@@ -102,13 +101,13 @@ pub struct ControlOptions {
     pub planners: Vec<String>,
     /// Memory (DRAM) limit of all microVMs together, bytes.
     pub memory: u64,
-    /// Limit of running microVMs.
+    /// Limit of running microVMs. With tap devices, their number is another one.
     pub monitors: usize,
     /// Whether monitors are jailed.
     pub jail: JailMode,
     /// What functions reach by their network, those with `FIRN_NETWORK=none` excepted; `None` for
     /// functions without one.
-    pub network: Option<Policy>,
+    pub network: Option<FunctionNetwork>,
     /// Memory of a function that gets one CPU, MiB; others get CPU time in proportion. `None` does
     /// not limit CPU time.
     pub one_cpu: Option<u32>,
@@ -273,9 +272,10 @@ impl Control {
         };
         // Removes what killed daemons and managers have left in the run folder.
         let _ = launcher.instances.running();
+        let taps = options.network.as_ref().and_then(FunctionNetwork::limit);
         let limits = Limits {
             memory: options.memory,
-            monitors: options.monitors,
+            monitors: taps.map_or(options.monitors, |taps| taps.min(options.monitors)),
             measured: options.measured,
             queue: options.queue,
             queue_wait: options.queue_wait,

@@ -119,17 +119,20 @@ impl Proxy {
         self.answers.clear();
         self.answer_bytes = 0;
         // A snapshot may be damaged.
-        let network = self.shared.link.network;
         let is_valid = |flow: &&SavedFlow| {
             let key = &flow.key;
             key.protocol == FlowProtocol::Tcp
-                && network.is_guest(key.guest.ip())
+                && self.is_guest(key.guest.ip())
                 && key.remote.is_ipv4() == key.guest.is_ipv4()
         };
+        let resets = state.flows.iter().filter(is_valid).take(MAX_FLOWS).copied().collect();
+        // A metadata service does not know the guest's address, and nothing waits for its resets.
+        let asks = self.metadata.is_none();
         let thaw = &mut self.thaw;
         thaw.last = None;
-        thaw.resets = state.flows.iter().filter(is_valid).take(MAX_FLOWS).copied().collect();
-        thaw.question = if thaw.resets.is_empty() { Question::None } else { Question::Due };
+        thaw.resets = resets;
+        thaw.question =
+            if thaw.resets.is_empty() || !asks { Question::None } else { Question::Due };
         thaw.pending.set(thaw.resets.len());
     }
 

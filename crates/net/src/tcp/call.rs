@@ -27,7 +27,7 @@ impl TcpFlow {
             key,
             is_published: true,
             phase: Phase::Calling,
-            socket: None,
+            end: None,
             from_guest: FromGuest {
                 first: Seq::default(),
                 next: Seq::default(),

@@ -6,6 +6,7 @@
 //! drops segments when it is short of memory, so there are retransmissions.
 
 mod call;
+mod end;
 mod receive;
 mod send;
 
@@ -16,16 +17,16 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
-use rustix::net::sockopt::{set_socket_linger, socket_error};
-use rustix::net::{Shutdown, shutdown};
 
 use crate::buffer::{Pool, Queue, share};
 use crate::counters::Counters;
 use crate::flow::FlowKey;
 use crate::frame::Link;
+use crate::metadata::Connection;
 use crate::packet::Segment;
 use crate::seq::Seq;
 use crate::state::SavedFlow;
+use end::End;
 
 /// The shift of this side's window: 8 bytes, so that it reaches 512 KiB (RFC 7323).
 const WINDOW_SHIFT: u8 = 3;
@@ -132,7 +133,8 @@ pub(crate) struct TcpFlow {
     /// The host has opened it, to a published port.
     is_published: bool,
     phase: Phase,
-    socket: Option<OwnedFd>,
+    /// `None` before there is one and after the connection has failed.
+    end: Option<End>,
     from_guest: FromGuest,
     to_guest: ToGuest,
     /// A segment is due even if it has no data: an acknowledgement, a SYN.
@@ -164,7 +166,7 @@ impl TcpFlow {
             key,
             is_published: false,
             phase: Phase::Connecting,
-            socket: None,
+            end: None,
             from_guest: FromGuest {
                 first: syn.seq,
                 next: syn.seq + 1,
@@ -232,7 +234,28 @@ impl TcpFlow {
 
     /// The broker's socket, which may not be connected yet.
     pub(crate) fn set_socket(&mut self, socket: OwnedFd) {
-        self.socket = Some(socket);
+        self.end = Some(End::Socket(socket));
+    }
+
+    /// Connects the flow to the metadata service.
+    pub(crate) fn set_metadata(&mut self, connection: Connection) {
+        self.end = Some(End::Metadata(Box::new(connection)));
+        self.connected();
+    }
+
+    /// When the guest last used its connection to the metadata service, if it is one.
+    pub(crate) fn metadata_used(&self) -> Option<Instant> {
+        match self.end.as_ref()? {
+            End::Socket(_) => None,
+            End::Metadata(connection) => Some(connection.last_used()),
+        }
+    }
+
+    fn connected(&mut self) {
+        self.phase = Phase::Handshake;
+        self.to_guest.readable = true;
+        self.ack_due = true;
+        self.deadline = None;
     }
 
     /// Events of the socket. An error is that of the connect.
@@ -241,19 +264,16 @@ impl TcpFlow {
         events: EventFlags,
         shared: &mut Shared,
     ) -> Result<(), Errno> {
-        let Some(socket) = &self.socket else { return Ok(()) };
+        let Some(end) = &self.end else { return Ok(()) };
         let failed = events.contains(EventFlags::ERR);
         if self.is_connecting() {
             if failed || events.contains(EventFlags::OUT) {
-                socket_error(socket).flatten()?;
-                self.phase = Phase::Handshake;
-                self.to_guest.readable = true;
-                self.ack_due = true;
-                self.deadline = None;
+                end.error()?;
+                self.connected();
             }
             return Ok(());
         }
-        if failed && socket_error(socket).flatten().is_err() {
+        if failed && end.error().is_err() {
             self.reset_guest();
             return Ok(());
         }
@@ -301,14 +321,14 @@ impl TcpFlow {
         self.from_guest.limit = 0;
         self.from_guest.queue.clear(&mut shared.pool);
         self.to_guest.queue.clear(&mut shared.pool);
-        self.socket = None;
+        self.end = None;
         self.deadline = None;
     }
 
     /// Makes the host's kernel reset the connection rather than close it.
     pub(crate) fn reset_host(&mut self) {
-        if let Some(socket) = self.socket.take() {
-            reset_socket(socket);
+        if let Some(end) = self.end.take() {
+            end.reset();
         }
     }
 
@@ -316,19 +336,18 @@ impl TcpFlow {
         // A guest that was sent nothing has nothing to reset.
         let is_called = self.from_guest.is_known || self.to_guest.sent != self.to_guest.unacked;
         self.phase = if is_called { Phase::Resetting } else { Phase::Over };
-        self.socket = None;
+        self.end = None;
     }
 
     /// Tells the host that the guest has sent all, when it has all of it.
     fn shut_when_written(&mut self) {
         let from_guest = &mut self.from_guest;
-        if let Some(socket) = &self.socket
+        if let Some(end) = &mut self.end
             && from_guest.fin
             && !from_guest.shut
             && from_guest.queue.len() == 0
         {
-            // The other side may have reset the connection; reading finds that.
-            let _ = shutdown(socket, Shutdown::Write);
+            end.shut();
             from_guest.shut = true;
         }
     }

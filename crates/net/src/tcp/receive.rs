@@ -2,8 +2,7 @@
 
 use std::time::Instant;
 
-use rustix::io::{Errno, retry_on_intr};
-use rustix::net::{SendFlags, send};
+use rustix::io::Errno;
 
 use super::{HALF_CLOSED_IDLE, Phase, Shared, TcpFlow};
 use crate::buffer::{CHUNK, FLOW_LIMIT, share};
@@ -131,11 +130,10 @@ impl TcpFlow {
 
     /// Writes to the host, and queues what it does not take. Returns whether the host is there.
     fn deliver(&mut self, bytes: &[u8], shared: &mut Shared) -> bool {
-        let Some(socket) = &self.socket else { return false };
+        let Some(end) = &mut self.end else { return false };
         let mut written = 0;
         if self.from_guest.queue.len() == 0 && !bytes.is_empty() {
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            match retry_on_intr(|| send(socket, bytes, flags)) {
+            match end.send(bytes) {
                 Ok(count) => written = count,
                 Err(Errno::AGAIN) => {}
                 Err(_) => {
@@ -150,10 +148,10 @@ impl TcpFlow {
 
     /// The host's socket takes bytes again.
     pub(super) fn write_queued(&mut self, shared: &mut Shared) {
-        let Some(socket) = &self.socket else { return };
+        let Some(end) = &mut self.end else { return };
         while self.from_guest.queue.len() > 0 {
-            match self.from_guest.queue.write_to(socket, &mut shared.pool) {
-                Ok(_) => {}
+            match end.send_queued(&mut self.from_guest.queue, &mut shared.pool) {
+                Ok(()) => {}
                 Err(Errno::AGAIN) => break,
                 Err(_) => {
                     self.reset_guest();

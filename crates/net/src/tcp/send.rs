@@ -147,8 +147,9 @@ impl TcpFlow {
 
     /// Reads what the next segment can have.
     fn read_host(&mut self, shared: &mut Shared) {
-        let Some(socket) = &self.socket else { return };
+        let Some(end) = &mut self.end else { return };
         let to_guest = &mut self.to_guest;
+        to_guest.readable |= end.is_ready();
         while to_guest.readable && !to_guest.fin && to_guest.unsent() < MAX_PAYLOAD {
             let held = to_guest.queue.len();
             let (used, _) = shared.pool.usage();
@@ -156,7 +157,7 @@ impl TcpFlow {
             if room == 0 {
                 break;
             }
-            match to_guest.queue.read_from(socket, room, &mut shared.pool) {
+            match end.receive(&mut to_guest.queue, room, &mut shared.pool) {
                 Ok(0) => to_guest.fin = true,
                 Ok(_) => {}
                 Err(Errno::AGAIN) => to_guest.readable = false,

@@ -88,6 +88,17 @@ impl Guest {
         }
     }
 
+    /// A guest whose network is its metadata service alone.
+    pub(crate) fn with_metadata(link: Link, proxy: Proxy) -> Self {
+        let mut guest = Self::new(link);
+        guest.proxy = proxy;
+        guest.proxy.set_offloads(link.offloads);
+        // The service is on the link.
+        let address = IpCidr::new(Ipv4Addr::new(169, 254, 7, 7).into(), 16);
+        guest.interface.update_ip_addrs(|addresses| addresses.push(address).unwrap());
+        guest
+    }
+
     /// Returns the old one.
     pub(crate) fn replace_proxy(&mut self) -> Proxy {
         self.wire.from_guest.clear();

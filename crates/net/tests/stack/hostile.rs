@@ -1,9 +1,11 @@
 //! Frames that no guest sends.
 
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
 use std::time::Duration;
 
-use firn_net::{Counters, FrameHeader, GuestNetwork, NetworkState, Proxy};
+use firn_net::{
+    Counters, FrameHeader, GuestNetwork, MetadataConfig, MetadataVersion, NetworkState, Proxy,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use smoltcp::phy::ChecksumCapabilities;
@@ -14,6 +16,7 @@ use smoltcp::wire::{
 
 use crate::LOCALHOST;
 use crate::guest::broker;
+use crate::metadata::store;
 
 /// A step of a hostile guest.
 #[derive(Clone, Debug)]
@@ -35,8 +38,16 @@ struct Tcp {
     ack: i32,
     window: u16,
     options: Vec<u8>,
+    /// Bytes of requests.
     payload: usize,
 }
+
+/// What a guest's connections repeat. The second has no end.
+const REQUESTS: [&[u8]; 2] = [
+    b"GET /long HTTP/1.1\r\n\r\nPUT /latest/api/token HTTP/1.1\r\n\
+      X-metadata-token-ttl-seconds: 60\r\n\r\n",
+    b"GET / HTTP/1.1\r\nContent-Length: 999",
+];
 
 /// Half of the numbers are close to the expected ones.
 fn offset() -> impl Strategy<Value = i32> {
@@ -74,8 +85,17 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// A frame with a TCP or UDP packet of `len` bytes to a server of the host.
 fn frame(protocol: IpProtocol, len: usize, fill: impl FnOnce(&mut [u8])) -> Vec<u8> {
+    frame_to(LOCALHOST, protocol, len, fill)
+}
+
+fn frame_to(
+    to: Ipv4Addr,
+    protocol: IpProtocol,
+    len: usize,
+    fill: impl FnOnce(&mut [u8]),
+) -> Vec<u8> {
     let network = GuestNetwork::default();
-    let ip = IpRepr::new(network.ipv4.address.into(), LOCALHOST.into(), protocol, len, 64);
+    let ip = IpRepr::new(network.ipv4.address.into(), to.into(), protocol, len, 64);
     let mut frame = vec![0; 14 + 20 + len];
     EthernetRepr {
         src_addr: EthernetAddress(network.mac),
@@ -96,13 +116,13 @@ struct View {
 }
 
 impl View {
-    fn tcp(&mut self, tcp: &Tcp, server: u16) -> Vec<u8> {
+    fn tcp(&mut self, tcp: &Tcp, server: SocketAddrV4) -> Vec<u8> {
         let header = 20 + tcp.options.len();
         let index = usize::from(tcp.port);
-        frame(IpProtocol::Tcp, header + tcp.payload, |bytes| {
+        frame_to(*server.ip(), IpProtocol::Tcp, header + tcp.payload, |bytes| {
             let mut packet = TcpPacket::new_unchecked(bytes);
             packet.set_src_port(1000 + tcp.port);
-            packet.set_dst_port(server);
+            packet.set_dst_port(server.port());
             let seq = self.seq[index].wrapping_add_signed(tcp.seq);
             let ack = self.ack[index].wrapping_add_signed(tcp.ack);
             packet.set_seq_number(smoltcp::wire::TcpSeqNumber(seq.cast_signed()));
@@ -110,6 +130,8 @@ impl View {
             packet.set_header_len(u8::try_from(header).unwrap());
             packet.set_window_len(tcp.window);
             packet.options_mut().copy_from_slice(&tcp.options);
+            let requests = REQUESTS[usize::from(tcp.port % 2)].iter().cycle();
+            packet.payload_mut().iter_mut().zip(requests).for_each(|(byte, next)| *byte = *next);
             let bytes = packet.into_inner();
             bytes[13] = tcp.flags;
         })
@@ -148,40 +170,15 @@ proptest! {
 
     #[test]
     fn a_hostile_guest_breaks_no_bound(steps in vec(step(), 1..150)) {
-        let mut proxy = Proxy::new(GuestNetwork::default(), broker()).unwrap();
-        let server = silent_server();
-        let mut view = View::default();
-        let valid = FrameHeader { flags: FrameHeader::NEEDS_CSUM, ..FrameHeader::default() };
-        for step in steps {
-            match step {
-                Step::Bytes(header, bytes) => proxy.transmit(header, &bytes),
-                Step::Tcp(tcp) => {
-                    let frame = view.tcp(&tcp, server);
-                    proxy.transmit(valid, &frame);
-                }
-                Step::Udp { port, payload } => {
-                    proxy.transmit(valid, &udp(port, &payload));
-                }
-                Step::Receive(room) => {
-                    for _ in 0..16 {
-                        let Some((_, frame)) = proxy.receive(room) else { break };
-                        assert!(frame.len() <= room);
-                        view.learn(frame);
-                    }
-                }
-                Step::Poll => {
-                    std::thread::sleep(Duration::from_micros(100));
-                    proxy.poll();
-                }
-                Step::Thaw => {
-                    let state = proxy.save();
-                    proxy.restore(&state);
-                }
-            }
-            check(&proxy.counters());
-        }
-        proxy.restore(&NetworkState::default());
-        assert_eq!((proxy.counters().flows, proxy.counters().buffered), (0, 0));
+        let proxy = Proxy::new(GuestNetwork::default(), broker()).unwrap();
+        run(proxy, SocketAddrV4::new(LOCALHOST, silent_server()), steps);
+    }
+
+    #[test]
+    fn a_hostile_guest_breaks_no_bound_of_its_metadata(steps in vec(step(), 1..150)) {
+        let config = MetadataConfig { version: MetadataVersion::V1, ..MetadataConfig::default() };
+        let proxy = Proxy::metadata([2, 0, 0, 0, 0, 7], 1500, config, store()).unwrap();
+        run(proxy, SocketAddrV4::new(config.address, 80), steps);
     }
 
     /// A whole guest's memory may be anything, and so is each frame.
@@ -198,9 +195,48 @@ proptest! {
     }
 }
 
+fn run(mut proxy: Proxy, server: SocketAddrV4, steps: Vec<Step>) {
+    let mut view = View::default();
+    let valid = FrameHeader { flags: FrameHeader::NEEDS_CSUM, ..FrameHeader::default() };
+    for step in steps {
+        match step {
+            Step::Bytes(header, bytes) => proxy.transmit(header, &bytes),
+            Step::Tcp(tcp) => {
+                let frame = view.tcp(&tcp, server);
+                proxy.transmit(valid, &frame);
+            }
+            Step::Udp { port, payload } => {
+                proxy.transmit(valid, &udp_to(*server.ip(), port, &payload));
+            }
+            Step::Receive(room) => {
+                for _ in 0..16 {
+                    let Some((_, frame)) = proxy.receive(room) else { break };
+                    assert!(frame.len() <= room);
+                    view.learn(frame);
+                }
+            }
+            Step::Poll => {
+                std::thread::sleep(Duration::from_micros(100));
+                proxy.poll();
+            }
+            Step::Thaw => {
+                let state = proxy.save();
+                proxy.restore(&state);
+            }
+        }
+        check(&proxy.counters());
+    }
+    proxy.restore(&NetworkState::default());
+    assert_eq!((proxy.counters().flows, proxy.counters().buffered), (0, 0));
+}
+
 fn udp(port: u16, payload: &[u8]) -> Vec<u8> {
+    udp_to(LOCALHOST, port, payload)
+}
+
+fn udp_to(to: Ipv4Addr, port: u16, payload: &[u8]) -> Vec<u8> {
     let len = 8 + payload.len();
-    frame(IpProtocol::Udp, len, |bytes| {
+    frame_to(to, IpProtocol::Udp, len, |bytes| {
         let mut packet = UdpPacket::new_unchecked(bytes);
         packet.set_src_port(port);
         packet.set_dst_port(port);

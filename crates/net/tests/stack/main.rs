@@ -4,6 +4,7 @@
 mod guest;
 mod hostile;
 mod memory;
+mod metadata;
 mod published;
 mod timeouts;
 

@@ -460,6 +460,7 @@ impl AgentClient {
             entropy: Base64Bytes(identity.entropy.to_vec()),
             credentials: self.credentials.clone(),
             network: identity.addresses.clone(),
+            metadata: identity.metadata,
         });
         match self.exchange(&request, limit)? {
             Reply::Identified => Ok(()),

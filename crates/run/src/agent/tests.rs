@@ -2,6 +2,7 @@
 //! the monitor is a thread that answers `CONNECT`.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Ipv4Addr;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -38,6 +39,13 @@ impl Machine for Untouched {
         Ok(())
     }
     fn set_network(&self, _addresses: &NetworkAddresses) -> io::Result<()> {
+        Ok(())
+    }
+    fn set_metadata(
+        &self,
+        _earlier: Option<Ipv4Addr>,
+        _address: Option<Ipv4Addr>,
+    ) -> io::Result<()> {
         Ok(())
     }
     fn publish_generation(&self, _generation: Uuid) -> io::Result<()> {

@@ -360,4 +360,6 @@ fn event() -> std::io::Result<EventFd> {
 #[cfg(test)]
 mod cow_tests;
 #[cfg(test)]
+mod network_cost_tests;
+#[cfg(test)]
 mod tests;

@@ -124,7 +124,9 @@ impl VirtioSet {
             Some(config) => {
                 wiring.add(Net::new(config, network).map_err(WireError::Network)?)?;
             }
-            None if network.end.is_some() => return Err(WireError::NoNetwork),
+            None if network.end.is_some() || network.metadata.is_some() => {
+                return Err(WireError::NoNetwork);
+            }
             None => {}
         }
         let mut set = wiring.set;

@@ -12,8 +12,8 @@ use firn_memory::GuestView;
 
 use super::testing::{Guest, HIGH, HIGH_LEN};
 use super::{
-    Balloon, Block, Disk, Net, NetworkBackend, NetworkConfig, OverlayDisk, PageDiscard,
-    ReadOnlyDisk, Rng, VirtioDevice, Vsock, VsockBroker, VsockListener,
+    Balloon, Block, Disk, Metadata, Net, Network, NetworkBackend, NetworkConfig, OverlayDisk,
+    PageDiscard, ReadOnlyDisk, Rng, VirtioDevice, Vsock, VsockBroker, VsockListener,
 };
 use crate::open_file::OpenFile;
 
@@ -176,8 +176,8 @@ impl NetworkBackend for Frames {
         Ok(())
     }
 
-    fn event_source(&self) -> (BorrowedFd<'_>, EventFlags) {
-        (self.never.as_fd(), EventFlags::empty())
+    fn event_sources(&self) -> Vec<(BorrowedFd<'_>, EventFlags)> {
+        vec![(self.never.as_fd(), EventFlags::empty())]
     }
 
     fn packet(&mut self) -> Option<&mut [u8]> {
@@ -240,5 +240,13 @@ proptest! {
         let backend = Some(Box::new(Frames { never, frames, next: 0 }) as _);
         let config = NetworkConfig { mac: [2; 6], mtu: 1500 };
         withstand(Net::with_backend(config, backend, None, None).unwrap(), attacks);
+    }
+
+    #[test]
+    fn a_network_device_with_metadata_withstands_attacks(attacks in attacks()) {
+        let metadata = Metadata { config: Default::default(), store: Default::default() };
+        let network = Network { metadata: Some(metadata), ..Network::default() };
+        let config = NetworkConfig { mac: [2; 6], mtu: 1500 };
+        withstand(Net::new(config, network).unwrap(), attacks);
     }
 }

@@ -34,7 +34,7 @@ pub(crate) use mmio::{NewDeviceError, VirtioMmio};
 pub(crate) use net::Net;
 #[cfg(test)]
 pub(crate) use net::NetworkBackend;
-pub use net::{Network, NetworkConfig, NetworkEnd, OpenTapError, open_tap};
+pub use net::{Metadata, Network, NetworkConfig, NetworkEnd, OpenTapError, open_tap};
 pub use rate_limiter::{RateLimit, RateLimiter};
 pub(crate) use rng::Rng;
 #[cfg(test)]

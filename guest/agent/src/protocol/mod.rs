@@ -255,6 +255,9 @@ pub struct Identify {
     /// stay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkAddresses>,
+    /// The address of the metadata service, in place of an earlier one. Without it there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<Ipv4Addr>,
 }
 
 /// The addresses of a guest's network interface.

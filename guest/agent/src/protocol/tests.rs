@@ -187,6 +187,7 @@ fn encoding_of_version_1_is_stable() {
                 entropy: Base64Bytes(vec![1]),
                 credentials: None,
                 network: None,
+                metadata: None,
             }),
             r#"{"identify":{"generation":"000000000000000000000000000000ab","instance_id":"i","wall_clock_ns":1,"entropy":"AQ=="}}"#,
         ),

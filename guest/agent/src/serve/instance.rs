@@ -1,6 +1,7 @@
 //! The loaded function, its runtime process, and the gate that admits requests.
 
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::ExitStatus;
@@ -58,6 +59,8 @@ pub(crate) struct Instance {
     credentials: Credentials,
     generation: Option<Uuid>,
     instance_id: Option<String>,
+    /// The address of the metadata service that the guest has a route to.
+    metadata: Option<Ipv4Addr>,
     /// Whether the function's processes are stopped for a freeze.
     stopped: bool,
     /// The copies of OpenSSL in the stopped processes.
@@ -106,6 +109,7 @@ impl Instance {
             credentials: Credentials::default(),
             generation: None,
             instance_id: None,
+            metadata: None,
             stopped: false,
             openssl: Copies::default(),
             memory_kills,
@@ -277,6 +281,13 @@ impl Instance {
             machine
                 .set_network(addresses)
                 .map_err(|e| system("cannot set up the network interface", &e))?;
+        }
+        let (earlier, metadata) = (self.metadata, identify.metadata);
+        if earlier.is_some() || metadata.is_some() {
+            machine
+                .set_metadata(earlier, metadata)
+                .map_err(|e| system("cannot set the route to the metadata service", &e))?;
+            self.metadata = metadata;
         }
         machine
             .publish_generation(identify.generation)

@@ -2,6 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
@@ -44,6 +45,12 @@ pub trait Machine: Send + Sync {
     /// # Errors
     /// There is no interface, or it refuses an address.
     fn set_network(&self, addresses: &NetworkAddresses) -> io::Result<()>;
+
+    /// Sets the route to a metadata service on the network interface, in place of an earlier one.
+    ///
+    /// # Errors
+    /// The interface refuses it.
+    fn set_metadata(&self, earlier: Option<Ipv4Addr>, address: Option<Ipv4Addr>) -> io::Result<()>;
 
     /// Publishes the generation of this clone to its programs, before those that were stopped run.
     ///
@@ -134,6 +141,10 @@ impl Machine for Guest {
             }
             None => Ok(()),
         }
+    }
+
+    fn set_metadata(&self, earlier: Option<Ipv4Addr>, address: Option<Ipv4Addr>) -> io::Result<()> {
+        network::set_host_route(network::INTERFACE, earlier, address)
     }
 
     fn publish_generation(&self, generation: Uuid) -> io::Result<()> {

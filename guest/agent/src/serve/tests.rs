@@ -2,6 +2,7 @@
 //! instead of the machine. They need `python3` in `PATH`, as the guest does.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::mpsc;
@@ -55,6 +56,11 @@ impl Machine for Recorder {
 
     fn set_network(&self, addresses: &NetworkAddresses) -> io::Result<()> {
         self.note(format!("address {}/{}", addresses.address, addresses.prefix));
+        Ok(())
+    }
+
+    fn set_metadata(&self, earlier: Option<Ipv4Addr>, address: Option<Ipv4Addr>) -> io::Result<()> {
+        self.note(format!("metadata {address:?}, earlier {earlier:?}"));
         Ok(())
     }
 
@@ -245,6 +251,7 @@ fn identity(generation: u128) -> Identify {
         entropy: Base64Bytes(vec![7; 32]),
         credentials: None,
         network: None,
+        metadata: None,
     }
 }
 
@@ -691,6 +698,19 @@ mod gate {
         assert!(matches!(host.ask(&Request::Identify(identify)), Reply::Identified));
         let done = guest.machine.take();
         assert_eq!(done[3..], ["address 10.0.0.2/24", "generation 3"]);
+
+        // The address of a metadata service, the same again, and none.
+        for (generation, metadata, expected) in [
+            (4, Some(Ipv4Addr::LOCALHOST), "metadata Some(127.0.0.1), earlier None"),
+            (5, Some(Ipv4Addr::LOCALHOST), "metadata Some(127.0.0.1), earlier Some(127.0.0.1)"),
+            (6, None, "metadata None, earlier Some(127.0.0.1)"),
+        ] {
+            let identify = Identify { metadata, ..identity(generation) };
+            assert!(matches!(host.ask(&Request::Identify(identify)), Reply::Identified));
+            assert_eq!(guest.machine.take()[3], expected);
+        }
+        host.identify(7);
+        assert_eq!(guest.machine.take()[3], "generation 7");
     }
 
     #[test]

@@ -1,5 +1,8 @@
 //! The network of functions.
 
+use std::net::Ipv4Addr;
+
+use firn_required::TapDevice;
 use firn_tests::{Daemon, World};
 use serde_json::json;
 
@@ -44,5 +47,30 @@ fn functions_reach_what_the_rules_allow() {
             assert_eq!(ask(function, json!({})), json!(["lo"]), "{function}");
         }
         daemon.end();
+    });
+}
+
+#[test]
+fn each_microvm_has_a_tap_device_of_its_own() {
+    with_taps(0, |port| {
+        let world = World::default();
+        // Their numbers are so far apart that each has the /24 that the test's device has.
+        let make = |name, network| TapDevice::create(name, Ipv4Addr::new(10, 9, network, 1));
+        let _devices = [make("fn0", 0).unwrap(), make("fn64", 1).unwrap()];
+        let daemon = Daemon::start(&world, &["--network", "tap:fn,network=10.9.0.0/16"]);
+        daemon.publish("client", CLIENT);
+        daemon.publish("other", CLIENT);
+        // Four microVMs, booted and thawed, with two devices: those that are idle end.
+        for function in ["client", "client:1", "other", "other:1", "client"] {
+            let answer = daemon.invoke(function, &json!({"port": port, "text": "a"})).body;
+            assert_eq!(answer, "a", "{function}");
+        }
+        let busy = world.firn(["serve", "--listen", "127.0.0.1:0"]);
+        let busy = busy.args(["--network", "tap:fn,network=10.9.0.0/16"]).run();
+        busy.refused(&["the tap device fn", "is in use"]);
+        daemon.end();
+        let none = world.firn(["serve", "--listen", "127.0.0.1:0"]);
+        let none = none.args(["--network", "tap:gn,network=10.9.0.0/16"]).run();
+        none.refused(&["there is no tap device gn0"]);
     });
 }

@@ -18,9 +18,9 @@ pub(crate) trait NetworkBackend: Send + Debug {
     /// The host's interface does not support them.
     fn start(&mut self, features: u64) -> io::Result<()>;
 
-    /// Readable when there is something to do, with how to wait for it: `ET` where what was left
-    /// undone is no event.
-    fn event_source(&self) -> (BorrowedFd<'_>, EventFlags);
+    /// At most two descriptors that are readable when there is something to do, each with how to
+    /// wait for it: `ET` where what was left undone is no event.
+    fn event_sources(&self) -> Vec<(BorrowedFd<'_>, EventFlags)>;
 
     /// Does what the events are about.
     fn poll(&mut self) {}

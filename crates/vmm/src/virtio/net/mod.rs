@@ -1,6 +1,7 @@
 //! Network device (virtio 1.2, 5.1): Ethernet frames between the guest and a [`NetworkBackend`].
 
 mod backend;
+mod metadata;
 mod proxy;
 mod tap;
 
@@ -10,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use firn_base::num::u64_of;
 use firn_memory::GuestView;
-use firn_net::{GuestNetwork, PendingResets};
+use firn_net::{GuestNetwork, MetadataConfig, MetadataStore, PendingResets};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::time::Timespec;
 use serde::{Deserialize, Serialize};
@@ -30,6 +31,7 @@ use super::state::{DeviceState, NetState};
 
 pub(crate) use backend::NetworkBackend;
 use backend::NetworkCounters;
+use metadata::Intercepted;
 use proxy::UserNetwork;
 use tap::Tap;
 pub use tap::{OpenTapError, open_tap};
@@ -79,8 +81,10 @@ impl Default for NetworkConfig {
 /// The host's side of a network.
 #[derive(Debug, Default)]
 pub struct Network {
-    /// Where frames go. Without it the guest sees a device without a link.
+    /// Where frames go. Without it and without metadata the guest sees a device without a link.
     pub end: Option<NetworkEnd>,
+    /// The guest's metadata service, before `end`.
+    pub metadata: Option<Metadata>,
     /// Limits frames to the guest.
     pub to_guest: Option<RateLimiter>,
     /// Limits frames from the guest.
@@ -96,6 +100,15 @@ pub enum NetworkEnd {
     Tap(OwnedFd),
     /// To the sockets of a [`Broker`](firn_net::Broker), of which this is the monitor's end.
     Proxy(OwnedFd),
+}
+
+/// A metadata service.
+#[derive(Clone, Debug)]
+pub struct Metadata {
+    /// How the guest reaches it.
+    pub config: MetadataConfig,
+    /// The document, which devices can share and its owner can change while they run.
+    pub store: MetadataStore,
 }
 
 /// A network interface of the guest.
@@ -123,14 +136,19 @@ impl Net {
     /// # Errors
     /// The MTU is too small for the backend, or a descriptor cannot be created.
     pub(crate) fn new(config: NetworkConfig, network: Network) -> io::Result<Self> {
-        let Network { end, to_guest, from_guest, resets } = network;
-        let backend: Option<Box<dyn NetworkBackend>> = match end {
+        let Network { end, metadata, to_guest, from_guest, resets } = network;
+        let mut backend: Option<Box<dyn NetworkBackend>> = match end {
             Some(NetworkEnd::Tap(tap)) => Some(Box::new(Tap::new(tap))),
             Some(NetworkEnd::Proxy(broker)) => {
                 Some(Box::new(UserNetwork::new(config, broker, resets)?))
             }
             None => None,
         };
+        if let Some(metadata) = metadata {
+            let address = metadata.config.address;
+            let service = UserNetwork::metadata(config, metadata)?;
+            backend = Some(Box::new(Intercepted::new(address, service, backend)));
+        }
         Self::with_backend(config, backend, to_guest, from_guest)
     }
 
@@ -146,8 +164,9 @@ impl Net {
             epoll::add(&epoll, source, EventData::new_u64(0), EventFlags::IN | flags)
         };
         if let Some(backend) = &backend {
-            let (source, flags) = backend.event_source();
-            add(source, flags)?;
+            for (source, flags) in backend.event_sources() {
+                add(source, flags)?;
+            }
         }
         for limiter in to_guest.iter().chain(&from_guest) {
             add(limiter.as_fd(), EventFlags::ET)?;

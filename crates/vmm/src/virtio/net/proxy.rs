@@ -10,7 +10,7 @@ use virtio_bindings::virtio_net::{
 };
 
 use super::backend::NetworkBackend;
-use super::{HEADER_LEN, MAX_FRAME, NetworkConfig};
+use super::{HEADER_LEN, MAX_FRAME, Metadata, NetworkConfig};
 
 /// A user-mode network, whose sockets come from a [`Broker`](firn_net::Broker).
 #[derive(Debug)]
@@ -36,6 +36,16 @@ impl UserNetwork {
         let proxy = Proxy::new(network, broker)?.with_resets(resets);
         Ok(Self { proxy, packet: Vec::new() })
     }
+
+    /// The metadata service of a guest with this device.
+    ///
+    /// # Errors
+    /// The MTU is too small, there are no random bytes, or a descriptor cannot be made.
+    pub(super) fn metadata(config: NetworkConfig, metadata: Metadata) -> io::Result<Self> {
+        let NetworkConfig { mac, mtu } = config;
+        let Metadata { config, store } = metadata;
+        Ok(Self { proxy: Proxy::metadata(mac, mtu, config, store)?, packet: Vec::new() })
+    }
 }
 
 impl NetworkBackend for UserNetwork {
@@ -51,8 +61,8 @@ impl NetworkBackend for UserNetwork {
         Ok(())
     }
 
-    fn event_source(&self) -> (BorrowedFd<'_>, EventFlags) {
-        (self.proxy.event_source(), EventFlags::empty())
+    fn event_sources(&self) -> Vec<(BorrowedFd<'_>, EventFlags)> {
+        vec![(self.proxy.event_source(), EventFlags::empty())]
     }
 
     fn poll(&mut self) {

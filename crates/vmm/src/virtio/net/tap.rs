@@ -165,9 +165,9 @@ impl NetworkBackend for Tap {
         Ok(unsafe { ioctl(&self.file, offload) }?)
     }
 
-    fn event_source(&self) -> (BorrowedFd<'_>, EventFlags) {
+    fn event_sources(&self) -> Vec<(BorrowedFd<'_>, EventFlags)> {
         // Packets may wait for the guest's buffers.
-        (self.file.as_fd(), EventFlags::ET)
+        vec![(self.file.as_fd(), EventFlags::ET)]
     }
 
     fn packet(&mut self) -> Option<&mut [u8]> {

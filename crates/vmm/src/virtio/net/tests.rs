@@ -10,12 +10,12 @@ use super::super::{RateLimit, RestoreDeviceError};
 use super::backend::Traffic;
 use super::*;
 
-const CONFIG: NetworkConfig = NetworkConfig { mac: [2, 0, 0, 0, 0, 7], mtu: 1500 };
+pub(super) const CONFIG: NetworkConfig = NetworkConfig { mac: [2, 0, 0, 0, 0, 7], mtu: 1500 };
 const MERGES: u64 = 1 << VIRTIO_NET_F_MRG_RXBUF;
 
 /// A backend whose other end is in the test.
 #[derive(Clone, Debug)]
-struct Wire {
+pub(super) struct Wire {
     to_guest: Arc<Mutex<VecDeque<Vec<u8>>>>,
     from_guest: Arc<Mutex<Vec<Vec<u8>>>>,
     features: Arc<Mutex<Vec<u64>>>,
@@ -24,7 +24,7 @@ struct Wire {
 }
 
 impl Wire {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             to_guest: Arc::default(),
             from_guest: Arc::default(),
@@ -34,12 +34,12 @@ impl Wire {
         }
     }
 
-    fn send(&self, frame: &[u8]) {
+    pub(super) fn send(&self, frame: &[u8]) {
         self.to_guest.lock().push_back([&[0; HEADER_LEN], frame].concat());
         rustix::io::write(&*self.event, &1_u64.to_ne_bytes()).unwrap();
     }
 
-    fn device(&self) -> Net {
+    pub(super) fn device(&self) -> Net {
         self.limited(None, None)
     }
 
@@ -50,7 +50,7 @@ impl Wire {
     }
 
     /// The frames of the guest, without their headers.
-    fn received(&self) -> Vec<Vec<u8>> {
+    pub(super) fn received(&self) -> Vec<Vec<u8>> {
         let packets = std::mem::take(&mut *self.from_guest.lock());
         packets.into_iter().map(|packet| packet[HEADER_LEN..].to_vec()).collect()
     }
@@ -62,8 +62,8 @@ impl NetworkBackend for Wire {
         Ok(())
     }
 
-    fn event_source(&self) -> (BorrowedFd<'_>, EventFlags) {
-        (self.event.as_fd(), EventFlags::ET)
+    fn event_sources(&self) -> Vec<(BorrowedFd<'_>, EventFlags)> {
+        vec![(self.event.as_fd(), EventFlags::ET)]
     }
 
     fn packet(&mut self) -> Option<&mut [u8]> {
@@ -83,19 +83,19 @@ impl NetworkBackend for Wire {
     }
 }
 
-fn send(guest: &mut Guest<Net>, frame: &[u8]) {
+pub(super) fn send(guest: &mut Guest<Net>, frame: &[u8]) {
     assert!(guest.request(1, &[&[0; HEADER_LEN], frame], &[]).is_empty());
 }
 
 /// Offers buffers for frames to the guest.
-fn offer(guest: &mut Guest<Net>, count: u16, len: u32) {
+pub(super) fn offer(guest: &mut Guest<Net>, count: u16, len: u32) {
     for _ in 0..count {
         guest.add(0, &[], &[len]);
     }
 }
 
 /// The next frame for the guest and its header.
-fn next(guest: &mut Guest<Net>) -> Option<(Vec<u8>, Vec<u8>)> {
+pub(super) fn next(guest: &mut Guest<Net>) -> Option<(Vec<u8>, Vec<u8>)> {
     let mut used = guest.used(0)?.data;
     let frame = used.split_off(HEADER_LEN);
     Some((used, frame))

@@ -1,0 +1,80 @@
+//! What a network adds to a start, on both sides of the monitor's socket.
+
+use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use event_manager::EventManager;
+use firn_memory::GuestMemory;
+use firn_net::{Broker, Policy, host_resolvers};
+use firn_snapshot::MemoryLayout;
+
+use super::disks::Disks;
+use super::frame::Frame;
+use super::virtio_set::{Connected, Devices, VirtioSet};
+use crate::bus::Bus;
+use crate::console::{Console, SerialRegisters};
+use crate::kvm::{KVM_DEVICE, OpenKvm, Vm};
+use crate::open_file::OpenFile;
+use crate::subscriber::Subscriber;
+use crate::virtio::{Network, NetworkConfig, NetworkEnd, VsockListener};
+
+const RUNS: usize = 301;
+
+/// Makes the devices of a guest in a new VM and restores their state. The time is that of the
+/// broker and of the devices.
+fn start(folder: &Path, kvm: &OpenKvm, has_network: bool) -> Duration {
+    let open = |name: &str| OpenFile::open(&folder.join(name)).unwrap();
+    let disks = Disks::of_boot(open("root"), open("overlay"), 0).unwrap();
+    let memory = GuestMemory::anonymous(MemoryLayout::for_size(64 << 20).unwrap()).unwrap();
+    // SAFETY: no vCPU runs.
+    let frame = unsafe { Frame::create(kvm, memory.slots(), false, 1) }.unwrap();
+    let Frame { vcpus: _vcpus, threads, vm, mut events, serial_irq, .. } = frame;
+    let vm = Vm { fd: vm, memory: memory.into() };
+    let port = SerialRegisters::default().into_port(serial_irq, Console::default()).unwrap();
+    let mut bus = Bus::new(port);
+    let path = folder.join("vsock.sock");
+    let vsock = Some(VsockListener::bind(&path).unwrap());
+
+    let begin = Instant::now();
+    let network = if has_network {
+        let resolvers = host_resolvers("/etc/resolv.conf".as_ref()).unwrap_or_default();
+        let broker = Broker::start(Policy::default(), resolvers).unwrap();
+        Network { end: Some(NetworkEnd::Proxy(broker)), ..Network::default() }
+    } else {
+        Network::default()
+    };
+    let connected = Connected { vsock, scratch: None, network };
+    let devices = Devices { disks, network: has_network.then(NetworkConfig::default) };
+    let events: &mut EventManager<Subscriber> = &mut events;
+    let set = VirtioSet::wire(devices, connected, &vm, &mut bus, events).unwrap();
+    set.restore(&set.save()).unwrap();
+    let time = begin.elapsed();
+    drop(threads);
+    time
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn what_a_network_adds_to_a_start() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["root", "overlay"] {
+        File::create(folder.path().join(name)).unwrap().set_len(1 << 20).unwrap();
+    }
+    let kvm = OpenKvm::open(KVM_DEVICE.as_ref()).unwrap();
+    let mut times = [Vec::new(), Vec::new()];
+    for run in 0..2 * RUNS {
+        let has_network = run % 2 == 1;
+        times[run % 2].push(start(folder.path(), &kvm, has_network));
+    }
+    let [without, with] = times.map(|mut times| {
+        times.sort_unstable();
+        [times[RUNS / 10], times[RUNS / 4], times[RUNS / 2], times[RUNS * 3 / 4]]
+    });
+    println!("10th, 25th, 50th, 75th percentile of {RUNS}");
+    println!("without {without:?}");
+    println!("with    {with:?}");
+    for (with, without) in with.iter().zip(without) {
+        println!("adds {:.1} us", with.saturating_sub(without).as_secs_f64() * 1e6);
+    }
+}
