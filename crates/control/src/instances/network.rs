@@ -93,6 +93,14 @@ impl FunctionNetwork {
         }
     }
 
+    /// The rules of what functions reach, if the rules are firn's.
+    pub(crate) fn policy(&self) -> Option<&Policy> {
+        match self {
+            Self::Proxy(policy) => Some(policy),
+            Self::Taps(_) => None,
+        }
+    }
+
     fn connect(&self, descriptors: &mut Descriptors) -> Result<NetworkSpec, ConnectError> {
         match self {
             Self::Proxy(policy) => {

@@ -77,7 +77,7 @@ fn requests_that_wait_for_a_name_are_bounded() {
     let monitor = Broker::start(policy.clone(), resolvers).unwrap();
     let answer = || {
         poll(&mut [PollFd::new(&monitor, PollFlags::IN)], None).unwrap();
-        let answer = Answer::receive(&monitor).unwrap();
+        let Message::Answer(answer) = Message::receive(&monitor).unwrap() else { panic!() };
         assert_eq!(answer.socket.unwrap_err(), Errno::ACCESS);
         answer.id
     };
@@ -89,7 +89,7 @@ fn requests_that_wait_for_a_name_are_bounded() {
         }
     }
     assert_eq!(answer(), most, "the last one does not wait");
-    assert_eq!(Answer::receive(&monitor).unwrap_err(), Errno::AGAIN);
+    assert_eq!(Message::receive(&monitor).unwrap_err(), Errno::AGAIN);
     // There is no such name.
     for _ in 0..2 {
         let mut message = [0; 512];

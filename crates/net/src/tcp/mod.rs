@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
+use rustix::net::sockopt::set_socket_linger;
 
 use crate::buffer::{Pool, Queue, share};
 use crate::counters::Counters;
@@ -368,6 +369,7 @@ impl TcpFlow {
 pub(crate) fn reset_socket(socket: OwnedFd) {
     // Without the option it is closed, which the other side sees as an end of data.
     let _ = set_socket_linger(&socket, Some(Duration::ZERO));
+    drop(socket);
 }
 
 impl ToGuest {

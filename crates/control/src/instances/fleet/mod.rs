@@ -19,6 +19,7 @@ use firn_run::AgentClient;
 use super::launcher::{Launcher, guest_mib};
 use super::ledger::{Budget, Cost, Ledger, Shortage};
 use super::microvm::Microvm;
+use super::network::FunctionNetwork;
 use super::request_stats::RequestStats;
 use super::table::{InstanceId, InstanceTable};
 use crate::functions::{SnapshotPlace, Version};
@@ -187,8 +188,9 @@ impl Fleet {
             pool_lost: None,
             closed: false,
         };
+        let policy = launcher.network.as_ref().and_then(FunctionNetwork::policy);
         let fleet = Arc::new(Self {
-            metrics: Metrics::new(launcher.network.clone()),
+            metrics: Metrics::new(policy.cloned()),
             launcher: Arc::new(launcher),
             limits,
             runtime: Runtime::current(),

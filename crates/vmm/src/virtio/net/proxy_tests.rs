@@ -97,7 +97,7 @@ fn resets_lie_in_the_queue_before_the_guest_runs() {
         let valid_checksum = [&[1][..], &[0; HEADER_LEN - 1]].concat();
         guest.request(1, &[&valid_checksum, &syn(port)], &[]);
     });
-    (0..256).for_each(|_| drop(guest.add(0, &[], &[2048])));
+    (0..256).for_each(|_| _ = guest.add(0, &[], &[2048]));
     guest.kick(0);
     let state = guest.save();
 
@@ -123,10 +123,10 @@ fn resets_lie_in_the_queue_before_the_guest_runs() {
     // Without a step of the event loop.
     assert_eq!(take(&mut thawed), (256, Vec::new()));
     assert_eq!(resets.wait(Duration::ZERO), Err(300));
-    (0..40).for_each(|_| drop(thawed.add(0, &[], &[2048])));
+    (0..40).for_each(|_| _ = thawed.add(0, &[], &[2048]));
     thawed.kick(0);
     assert_eq!(take(&mut thawed), (296, Vec::new()));
-    (0..40).for_each(|_| drop(thawed.add(0, &[], &[2048])));
+    (0..40).for_each(|_| _ = thawed.add(0, &[], &[2048]));
     thawed.kick(0);
     let (count, others) = take(&mut thawed);
     assert_eq!((count, others.len()), (300, 1));
