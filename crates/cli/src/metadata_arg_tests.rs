@@ -1,4 +1,4 @@
-use firn_base::ErrorChain;
+use firn_base::error_chain;
 use serde_json::json;
 
 use super::*;
@@ -46,7 +46,7 @@ fn a_document_is_checked() {
     let argument = parsed(path.to_str().unwrap());
     let read = |text: &str| {
         std::fs::write(&path, text).unwrap();
-        argument.read().map_err(|error| ErrorChain::of(&error).to_string())
+        argument.read().map_err(|error| error_chain(&error))
     };
     let error = argument.read().unwrap_err().to_string();
     assert!(error.contains("cannot read the metadata in /"), "{error}");

@@ -1,4 +1,5 @@
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
 use firn_required::{TapDevice, in_own_network};
 
@@ -36,7 +37,6 @@ fn the_hosts_kernel_answers_the_guest() {
         for _ in 0..4 {
             guest.add(0, &[], &[2048]);
         }
-        guest.request(1, &[&[0; HEADER_LEN], &question()], &[]);
         let answer = loop {
             // The kernel sends packets of its own, such as router solicitations.
             match guest.used(0) {
@@ -44,7 +44,12 @@ fn the_hosts_kernel_answers_the_guest() {
                 Some(_) => {
                     guest.add(0, &[], &[2048]);
                 }
-                None => guest.run(),
+                // It drops its answer until it has seen that the device is up.
+                None => {
+                    guest.request(1, &[&[0; HEADER_LEN], &question()], &[]);
+                    std::thread::sleep(Duration::from_millis(10));
+                    guest.run();
+                }
             }
         };
         let (header, frame) = answer.split_at(HEADER_LEN);
