@@ -92,7 +92,7 @@ impl NetworkSpec {
         ports: &mut PublishedPorts,
         descriptors: &mut Descriptors,
     ) -> Result<Self, StartError> {
-        let resolvers = host_resolvers(RESOLVERS.as_ref()).unwrap_or_default();
+        let resolvers = || host_resolvers(RESOLVERS.as_ref()).unwrap_or_default();
         let policy = policy.for_guest();
         let broker = Broker::start_publishing(policy.clone(), resolvers, ports);
         let broker = broker.map_err(|error| StartError::session("start a network", error))?;

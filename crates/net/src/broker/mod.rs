@@ -88,17 +88,17 @@ impl Broker {
     /// # Errors
     /// The sockets or the thread cannot be made.
     pub fn start(policy: Policy, resolvers: Vec<SocketAddr>) -> io::Result<OwnedFd> {
-        Self::start_publishing(policy, resolvers, &mut PublishedPorts::default())
+        Self::start_publishing(policy, move || resolvers, &mut PublishedPorts::default())
     }
 
     /// The same, which passes the connections to published ports too. Their listeners are closed
-    /// with the broker.
+    /// with the broker. Its thread looks up the resolvers, which takes no time of the caller.
     ///
     /// # Errors
     /// The sockets or the threads cannot be made.
     pub fn start_publishing(
         policy: Policy,
-        resolvers: Vec<SocketAddr>,
+        resolvers: impl FnOnce() -> Vec<SocketAddr> + Send + 'static,
         ports: &mut PublishedPorts,
     ) -> io::Result<OwnedFd> {
         let (socket, monitor) =
@@ -112,12 +112,15 @@ impl Broker {
                 .name("net-listener".into())
                 .spawn(move || publish::accept_all(&socket, &listeners))?;
         }
-        let forwarder = policy.has_names().then(|| Forwarder::new(resolvers.clone()));
-        let (pins, parked, rate) = (policy.pins(), VecDeque::new(), Rate::new());
-        let mut broker = Self { socket, policy, resolvers, routes, rate, pins, forwarder, parked };
-        thread::Builder::new()
-            .name("net-broker".into())
-            .spawn(move || while broker.serve_next().is_ok() {})?;
+        let serve = move || {
+            let resolvers = resolvers();
+            let forwarder = policy.has_names().then(|| Forwarder::new(resolvers.clone()));
+            let (pins, parked, rate) = (policy.pins(), VecDeque::new(), Rate::new());
+            let mut broker =
+                Self { socket, policy, resolvers, routes, rate, pins, forwarder, parked };
+            while broker.serve_next().is_ok() {}
+        };
+        thread::Builder::new().name("net-broker".into()).spawn(serve)?;
         Ok(monitor)
     }
 

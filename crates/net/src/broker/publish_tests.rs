@@ -142,7 +142,7 @@ fn receive(monitor: &OwnedFd) -> Connection {
 }
 
 fn publishing(ports: &mut PublishedPorts) -> OwnedFd {
-    Broker::start_publishing(Policy::default(), Vec::new(), ports).unwrap()
+    Broker::start_publishing(Policy::default(), Vec::new, ports).unwrap()
 }
 
 #[test]

@@ -189,7 +189,7 @@ pub(crate) fn start_broker(
     let resolvers = vec![format!("{HOST_V4}:5353").parse().unwrap(), dns_address()];
     host.run(move || {
         let mut ports = PublishedPorts::open(publish.iter().copied()).unwrap();
-        (Broker::start_publishing(policy, resolvers, &mut ports).unwrap(), ports)
+        (Broker::start_publishing(policy, move || resolvers, &mut ports).unwrap(), ports)
     })
 }
 

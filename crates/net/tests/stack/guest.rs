@@ -49,7 +49,7 @@ pub(crate) fn broker() -> OwnedFd {
 /// A broker that publishes a port, and where.
 pub(crate) fn publishing(port: &str) -> (OwnedFd, SocketAddr, PublishedPorts) {
     let mut ports = PublishedPorts::open([port]).unwrap();
-    let broker = Broker::start_publishing(Policy::default(), Vec::new(), &mut ports).unwrap();
+    let broker = Broker::start_publishing(Policy::default(), Vec::new, &mut ports).unwrap();
     let PublishedAddress::Tcp(address) = ports.ports()[0].address else { panic!("{ports:?}") };
     (broker, address, ports)
 }

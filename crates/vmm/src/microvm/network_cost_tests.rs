@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use event_manager::EventManager;
 use firn_memory::GuestMemory;
-use firn_net::{Broker, Policy, host_resolvers};
+use firn_net::{Broker, Policy, PublishedPorts, host_resolvers};
 use firn_snapshot::MemoryLayout;
 
 use super::disks::Disks;
@@ -22,8 +22,8 @@ use crate::virtio::{Network, NetworkConfig, NetworkEnd, VsockListener};
 const RUNS: usize = 301;
 
 /// Makes the devices of a guest in a new VM and restores their state. The time is that of the
-/// broker and of the devices.
-fn start(folder: &Path, kvm: &OpenKvm, has_network: bool) -> Duration {
+/// broker, and that of broker and devices.
+fn start(folder: &Path, kvm: &OpenKvm, has_network: bool) -> [Duration; 2] {
     let open = |name: &str| OpenFile::open(&folder.join(name)).unwrap();
     let disks = Disks::of_boot(open("root"), open("overlay"), 0).unwrap();
     let memory = GuestMemory::anonymous(MemoryLayout::for_size(64 << 20).unwrap()).unwrap();
@@ -38,12 +38,14 @@ fn start(folder: &Path, kvm: &OpenKvm, has_network: bool) -> Duration {
 
     let begin = Instant::now();
     let network = if has_network {
-        let resolvers = host_resolvers("/etc/resolv.conf".as_ref()).unwrap_or_default();
-        let broker = Broker::start(Policy::default(), resolvers).unwrap();
+        let mut ports = PublishedPorts::default();
+        let resolvers = || host_resolvers("/etc/resolv.conf".as_ref()).unwrap_or_default();
+        let broker = Broker::start_publishing(Policy::default(), resolvers, &mut ports).unwrap();
         Network { end: Some(NetworkEnd::Proxy(broker)), ..Network::default() }
     } else {
         Network::default()
     };
+    let broker = begin.elapsed();
     let connected = Connected { vsock, scratch: None, network };
     let devices = Devices { disks, network: has_network.then(NetworkConfig::default) };
     let events: &mut EventManager<Subscriber> = &mut events;
@@ -51,7 +53,7 @@ fn start(folder: &Path, kvm: &OpenKvm, has_network: bool) -> Duration {
     set.restore(&set.save()).unwrap();
     let time = begin.elapsed();
     drop(threads);
-    time
+    [broker, time]
 }
 
 #[test]
@@ -62,16 +64,20 @@ fn what_a_network_adds_to_a_start() {
         File::create(folder.path().join(name)).unwrap().set_len(1 << 20).unwrap();
     }
     let kvm = OpenKvm::open(KVM_DEVICE.as_ref()).unwrap();
-    let mut times = [Vec::new(), Vec::new()];
+    let (mut brokers, mut times) = (Vec::new(), [Vec::new(), Vec::new()]);
     for run in 0..2 * RUNS {
         let has_network = run % 2 == 1;
-        times[run % 2].push(start(folder.path(), &kvm, has_network));
+        let [broker, time] = start(folder.path(), &kvm, has_network);
+        times[run % 2].push(time);
+        brokers.extend(has_network.then_some(broker));
     }
+    brokers.sort_unstable();
     let [without, with] = times.map(|mut times| {
         times.sort_unstable();
         [times[RUNS / 10], times[RUNS / 4], times[RUNS / 2], times[RUNS * 3 / 4]]
     });
     println!("10th, 25th, 50th, 75th percentile of {RUNS}");
+    println!("broker  {:?} in the median", brokers[RUNS / 2]);
     println!("without {without:?}");
     println!("with    {with:?}");
     for (with, without) in with.iter().zip(without) {
