@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::AsFd;
 
 use rustix::fs::CWD;
+use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags,
     fsconfig_create, fsmount, fsopen, mount_change, move_mount,
@@ -57,9 +58,12 @@ pub(super) fn keep_heaps() -> io::Result<()> {
 /// Limits the number of descriptors to those of a network of `sockets`, and the others.
 pub(super) fn limit_descriptors(sockets: usize) -> io::Result<()> {
     let all = OWN_DESCRIPTORS.saturating_add(u64::try_from(sockets).unwrap_or(u64::MAX));
-    // This user may be allowed less, and only root can change that.
-    let all = getrlimit(Resource::Nofile).maximum.map_or(Some(all), |most| Some(most.min(all)));
-    Ok(setrlimit(Resource::Nofile, Rlimit { current: all, maximum: all })?)
+    let limit = |most| setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
+    match limit(Some(all)) {
+        // This user may have fewer, and only root can change that.
+        Err(Errno::PERM) => Ok(limit(getrlimit(Resource::Nofile).maximum)?),
+        set => Ok(set?),
+    }
 }
 
 /// Limits the size of the files that are written: what is larger fails with `EFBIG`, because the
@@ -136,7 +140,7 @@ pub(super) fn drop_all() -> io::Result<()> {
         let capability = CapabilitySet::from_bits_retain(1 << number);
         match remove_capability_from_bounding_set(capability) {
             // The kernel knows no more of them, or this process had no right to any.
-            Err(rustix::io::Errno::INVAL | rustix::io::Errno::PERM) => break,
+            Err(Errno::INVAL | Errno::PERM) => break,
             removed => removed?,
         }
     }
