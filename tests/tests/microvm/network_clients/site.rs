@@ -1,20 +1,17 @@
 //! The internet of a test: names and servers, in a network of the test's own.
 
-use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader};
-use std::net::{Ipv4Addr, Ipv6Addr};
-use std::path::PathBuf;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use firn_required::add_loopback_address;
 use firn_tests::{Firn, Monitor, World, client, python};
-use rustix::mount::{MountPropagationFlags, mount_bind, mount_change};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 use serde_json::Value;
 
 use super::dns::Dns;
 use super::plain::Plain;
-use crate::network::with_taps;
+use crate::network::{use_resolver, with_taps};
 use crate::secrets::made;
 
 /// The address of `server.test` and `s3.test`.
@@ -22,7 +19,6 @@ pub(super) const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
 /// The address of `six.test`.
 pub(super) const SIX: Ipv6Addr = Ipv6Addr::new(0xfd09, 0, 0, 0, 0, 0, 0, 1);
 
-const RESOLVERS: &str = "/etc/resolv.conf";
 const HTTPS: &str = include_str!("../../../clients/https.py");
 
 /// Servers, and a world to run firn in.
@@ -47,7 +43,7 @@ pub(super) fn with_site(test: impl FnOnce(&Site) + Send) {
     with_taps(1, |_| {
         add_loopback_address(SIX).unwrap();
         let world = World::default();
-        use_own_resolver(&world);
+        use_resolver(&world, ADDRESS);
         let (dns, plain) = (Dns::start(), Plain::start());
         let script = world.file("https.py");
         std::fs::write(&script, HTTPS).unwrap();
@@ -57,26 +53,15 @@ pub(super) fn with_site(test: impl FnOnce(&Site) + Send) {
     });
 }
 
-fn use_own_resolver(world: &World) {
-    // SAFETY: the namespace is of this thread alone, and no descriptor changes.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.unwrap();
-    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
-    let own = world.file("resolv.conf");
-    std::fs::write(&own, format!("nameserver {ADDRESS}\n")).unwrap();
-    // The lab has none. Elsewhere it stays as it is.
-    OpenOptions::new().append(true).create(true).open(RESOLVERS).unwrap();
-    mount_bind(own, RESOLVERS).unwrap();
-}
-
 impl Site {
-    /// The certificates' folder.
+    /// The certificate authority of the servers.
     fn authority() -> PathBuf {
         made("FIRN_CERTIFICATES").join("ca.pem")
     }
 
     /// A thaw of this snapshot with a network that reaches the servers.
-    pub(super) fn thaw_of(&self, snapshot: &std::path::Path) -> Firn {
-        let egress = [ADDRESS.into(), std::net::IpAddr::from(SIX)];
+    pub(super) fn thaw_of(&self, snapshot: &Path) -> Firn {
+        let egress = [IpAddr::from(ADDRESS), SIX.into()];
         let egress =
             egress.iter().flat_map(|address| ["--egress".into(), format!("allow:{address}")]);
         let thaw = self.world.firn(["thaw", "--net", "proxy", "--time-limit", "600"]).args(egress);
