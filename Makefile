@@ -11,13 +11,15 @@ target := $(or $(CARGO_TARGET_DIR),target)/x86_64-unknown-linux-gnu
 firn := $(target)/release/firn
 clones-image := $(target)/clones.erofs
 languages := $(target)/languages
+certificates := $(target)/certificates
+s3-server := $(target)/versitygw
 cache := $(or $(FIRN_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/firn)
 apt-install := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -qy install
 apt-update := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -q update
 
 .NOTPARALLEL:
-.PHONY: setup go java python pip npm build guest lab guests images runtimes clients tools demo test test-full lint prose deny \
-    unit-tests monitor-tests lab-tests guest-tests long-guest-tests test-load test-load-short test-tools \
+.PHONY: setup go java python pip npm openssl build guest lab guests images curl runtimes clients tools demo test \
+    test-full lint prose deny unit-tests monitor-tests lab-tests guest-tests long-guest-tests test-load test-load-short test-tools \
     test-workloads matrix restores-table bench bench-regression traces clean
 
 # Cargo itself needs a C compiler to link.
@@ -25,7 +27,7 @@ setup:
 	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust (rustup) first" >&2; exit 1; }
 	@command -v cc >/dev/null || { $(apt-update) && $(apt-install) gcc libc6-dev; }
 
-# One of the long guests' tests is a function in Go.
+# One of the long guests' tests is a function in Go, and another one needs a server in Go.
 go: setup
 	@command -v go >/dev/null || { $(apt-update) && $(apt-install) golang-go; }
 
@@ -44,6 +46,10 @@ pip: python
 # The tools of `make test-tools` run on Node 20 or newer.
 npm: setup
 	@command -v npm >/dev/null || { $(apt-update) && $(apt-install) npm; }
+
+# It makes the certificates of the network's tests.
+openssl: setup
+	@command -v openssl >/dev/null || { $(apt-update) && $(apt-install) openssl; }
 
 build: setup
 	cargo build --release -p firn -p firn-agent
@@ -65,6 +71,10 @@ guests: setup
 images: build
 	for image in science learning media; do $(firn) image build $$image; done
 
+# The root image of the clients in the network's tests.
+curl: build
+	$(firn) image build --from aws --packages curl --out curl
+
 # The root images of the runtimes on Debian 13. `make test` needs none of them.
 runtimes: build
 	for image in python3.13 java21 nodejs20.x; do $(firn) image build $$image || exit; done
@@ -80,6 +90,16 @@ tools: npm pip
 # A root image with the wheels of the tests' functions.
 $(clones-image): tests/functions/draws/requirements.txt | build
 	$(firn) image build --requirements $< --out $@
+
+$(certificates)/server.pem: tests/clients/certificates.sh | openssl
+	$< $(@D)
+
+# An S3 server for a folder. It requires Go 1.25; a Go from 1.21 on fetches that itself.
+$(s3-server): | go
+	@[[ $$(go env GOVERSION) =~ ^go1\.(2[1-9]|[3-9][0-9]) ]] || { echo "firn: error: the S3 server needs Go 1.21 or" \
+	    "newer, and this is $$(go env GOVERSION): install a newer one (Debian 12 has it in backports)" >&2; exit 1; }
+	GOBIN=$(abspath $(@D)) CGO_ENABLED=0 go install -trimpath -ldflags "-s -w" \
+	    github.com/versity/versitygw/cmd/versitygw@v1.8.0
 
 # A root image with the languages of the tests' functions, and the function in Go.
 $(languages)/image.erofs: | build
@@ -129,11 +149,11 @@ monitor-tests: lab
 lab-tests: lab
 	$(xtask) lab-tests
 
-guest-tests: guests clients $(clones-image)
+guest-tests: guests clients curl $(clones-image) $(certificates)/server.pem
 	$(xtask) guest-tests
 
-long-guest-tests: guests clients runtimes $(clones-image) $(languages)/image.erofs $(languages)/draws-go \
-    $(languages)/shop/Hooks.class
+long-guest-tests: guests clients curl runtimes $(clones-image) $(certificates)/server.pem $(s3-server) \
+    $(languages)/image.erofs $(languages)/draws-go $(languages)/shop/Hooks.class
 	$(xtask) long-guest-tests
 
 # Every function behind the daemon, on its image, and 1,000 requests to the daemon.

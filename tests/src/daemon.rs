@@ -174,12 +174,9 @@ impl Daemon {
     /// Starts a Python program of the tests with the clients from PyPI, configured for this daemon.
     #[track_caller]
     pub fn python(&self, arguments: &[&str]) -> Child {
-        let [program, options @ ..] = python() else { panic!("no Python") };
-        let mut command = Command::new(program);
+        let mut command = python();
         command
-            .args(options)
             .args(arguments)
-            .envs(clients_environment())
             .env("AWS_ACCESS_KEY_ID", self.key[0])
             .env("AWS_SECRET_ACCESS_KEY", self.key[1])
             .env("AWS_DEFAULT_REGION", "us-east-1")
@@ -188,8 +185,17 @@ impl Daemon {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        command.spawn().unwrap_or_else(|error| panic!("{}: {error}", program.display()))
+        command.spawn().unwrap_or_else(|error| panic!("Python: {error}"))
     }
+}
+
+/// Python on this host, with the clients from PyPI.
+#[track_caller]
+pub fn python() -> Command {
+    let [program, options @ ..] = python_command() else { panic!("no Python") };
+    let mut command = Command::new(program);
+    command.args(options).envs(clients_environment());
+    command
 }
 
 /// Sends a request to a daemon that may be killed meanwhile: with more lines of its head, and
@@ -279,7 +285,7 @@ fn clients_environment() -> Vec<(&'static str, PathBuf)> {
 pub fn shell(world: &World, script: &str) -> Command {
     let folder = world.file("bin");
     std::fs::create_dir(&folder).unwrap();
-    let words: Vec<_> = python().iter().map(|word| word.to_string_lossy()).collect();
+    let words: Vec<_> = python_command().iter().map(|word| word.to_string_lossy()).collect();
     let firn = std::env::var("FIRN").unwrap_or_else(|_| "firn".to_owned());
     let python = words.join(" ");
     let aws = format!("{python} -m awscli");
@@ -325,7 +331,7 @@ fn python_home() -> Option<PathBuf> {
 }
 
 /// The command for Python.
-fn python() -> &'static [OsString] {
+fn python_command() -> &'static [OsString] {
     static COMMAND: OnceLock<Vec<OsString>> = OnceLock::new();
     COMMAND.get_or_init(|| match python_home() {
         None => vec!["/usr/bin/python3".into()],

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use crate::function::workshop_folder;
+use crate::function::{client_folder, workshop_folder};
 use crate::{Function, HELLO, JSON, World};
 
 static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
@@ -75,6 +75,23 @@ pub fn workshop() -> &'static Path {
         let snapshot = directory().join("workshop");
         let boot = world.firn(["boot", "--name", "first"]).arg(workshop_folder(&world.work()));
         let mut monitor = boot.start().ready();
+        world.firn(["freeze", "first"]).arg(&snapshot).run().ok();
+        monitor.end().ok();
+        snapshot
+    })
+}
+
+/// The snapshot of a function that uses clients in the guest over its network, and trusts the
+/// certificate authority of the file `authority`. It was booted with `--net proxy`.
+#[track_caller]
+pub fn client(authority: &Path) -> &'static Path {
+    static SNAPSHOT: OnceLock<PathBuf> = OnceLock::new();
+    SNAPSHOT.get_or_init(|| {
+        let world = World::default();
+        let snapshot = directory().join("client");
+        let function = client_folder(&world.work(), authority);
+        let boot = world.firn(["boot", "--name", "first", "--image", "curl", "--net", "proxy"]);
+        let mut monitor = boot.args(["--time-limit", "300"]).arg(function).start().ready();
         world.firn(["freeze", "first"]).arg(&snapshot).run().ok();
         monitor.end().ok();
         snapshot

@@ -125,3 +125,10 @@ pub fn workshop_folder(parent: &Path) -> PathBuf {
     }
     made
 }
+
+/// Writes the function that uses clients, with the certificate authority that they trust.
+pub(crate) fn client_folder(parent: &Path, authority: &Path) -> PathBuf {
+    let made = folder(parent, "client", include_str!("../functions/client/handler.py"));
+    fs::copy(authority, made.join("ca.pem")).unwrap();
+    made
+}

@@ -29,8 +29,10 @@ pub use at_once::at_once;
 pub use blocked_loader::BlockedLoader;
 pub use collector::Collector;
 pub use compared::check_memory;
-pub use daemon::{Daemon, Reply, clients, reply, shell, try_reply, try_send, zip_of, zip_of_files};
-pub use frozen::{frozen, profiled, workshop};
+pub use daemon::{
+    Daemon, Reply, clients, python, reply, shell, try_reply, try_send, zip_of, zip_of_files,
+};
+pub use frozen::{client, frozen, profiled, workshop};
 pub use function::{
     Function, HELLO, JSON, LIGHT, MMAP, READ_LIST, folder, together, workshop_folder,
 };

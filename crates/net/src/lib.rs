@@ -59,5 +59,5 @@ pub use metadata::{
     MetadataConfig, MetadataStore, MetadataVersion, PatchMetadataError, PutMetadataError,
 };
 pub use network::{GuestNetwork, Subnet};
-pub use proxy::{PendingResets, Proxy};
+pub use proxy::{MAX_FLOWS, PendingResets, Proxy};
 pub use state::NetworkState;

@@ -35,10 +35,9 @@ use crate::tcp::{Shared, TcpFlow, ack_repr, reset_socket};
 
 pub use thaw::PendingResets;
 
-/// The most flows of a microVM.
-const MAX_FLOWS: usize = 16_384;
-/// The most of them that are of datagrams: half of the descriptors that a monitor may have, so that
-/// connections find some.
+/// The most flows of a microVM. Each has a descriptor.
+pub const MAX_FLOWS: usize = 16_384;
+/// The most of them that are of datagrams. They end by time alone, so connections find the others.
 const MAX_DATAGRAM_FLOWS: usize = 1024;
 /// Answers that are not of a flow and wait for the guest's buffers, and their bytes.
 const MAX_ANSWERS: usize = 256;

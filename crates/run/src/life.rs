@@ -344,7 +344,7 @@ impl<'a> Restored<'a> {
     pub fn resume(self) -> Result<Running<'a>, StartError> {
         let Self { mut microvm, source, plan, loader, after_resume, mut report, begin, since } =
             self;
-        jail::narrow(microvm.largest_file())?;
+        jail::narrow(microvm.largest_file(), microvm.most_sockets())?;
         microvm.resume()?;
         let (resumed, resumed_ns) = (Instant::now(), now_ns());
         report.times.resume_ns = nanoseconds(resumed - begin);

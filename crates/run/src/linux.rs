@@ -329,7 +329,7 @@ pub(crate) fn boot(
     };
     let mut microvm = Microvm::boot(config, kvm.0.map_err(StartError::Boot)?)?;
     report_size(&microvm, listener);
-    jail::narrow(microvm.largest_file())?;
+    jail::narrow(microvm.largest_file(), microvm.most_sockets())?;
     microvm.resume()?;
     let (resumed, resumed_ns) = (Instant::now(), firn_base::now_ns());
     let mut report = StartReport::empty();

@@ -14,7 +14,7 @@ mod tap;
 
 use std::os::fd::AsFd;
 
-pub use tap::{TapDevice, in_own_network};
+pub use tap::{TapDevice, add_loopback_address, in_own_network};
 
 /// Whether a test's file is on a disk, so that its pages can leave the page cache: the part
 /// `disk`.

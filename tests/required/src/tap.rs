@@ -2,20 +2,24 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::thread;
 
 use rustix::ioctl::{IntegerSetter, Opcode, Setter, ioctl, opcode};
+use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
+/// The loopback interface.
+const LOOPBACK: &str = "lo";
 /// The device by which programs reach tap devices.
 const TUN: &str = "/dev/net/tun";
 
 const TUNSETIFF: Opcode = opcode::write::<i32>(b'T', 202);
 const TUNSETPERSIST: Opcode = opcode::write::<i32>(b'T', 203);
+const TUNSETOWNER: Opcode = opcode::write::<i32>(b'T', 204);
 // netdevice(7).
 const SIOCSIFFLAGS: Opcode = 0x8914;
 const SIOCSIFADDR: Opcode = 0x8916;
@@ -43,7 +47,7 @@ pub fn in_own_network(test: impl FnOnce() + Send) {
     let test = || {
         // SAFETY: the namespace is of this thread alone, and no descriptor changes.
         unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
-        set::<SIOCSIFFLAGS>(&socket().unwrap(), request("lo", &IFF_UP_RUNNING)).unwrap();
+        set::<SIOCSIFFLAGS>(&socket().unwrap(), request(LOOPBACK, &IFF_UP_RUNNING)).unwrap();
         test();
     };
     thread::scope(|scope| scope.spawn(test).join())
@@ -63,7 +67,7 @@ impl TapDevice {
     /// # Errors
     /// Those of the system: the caller needs CAP_NET_ADMIN, the kernel tun devices.
     pub fn create(name: &str, address: Ipv4Addr) -> io::Result<Self> {
-        persist(name, true)?;
+        change::<TUNSETPERSIST>(name, 1)?;
         let device = Self { name: name.to_owned() };
         let socket = socket()?;
         let inet = |address: Ipv4Addr| {
@@ -77,31 +81,54 @@ impl TapDevice {
         set::<SIOCSIFFLAGS>(&socket, request(name, &IFF_UP_RUNNING))?;
         Ok(device)
     }
+
+    /// Makes it the device of a user: others need CAP_NET_ADMIN for it.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn give_to(&self, user: u32) -> io::Result<()> {
+        change::<TUNSETOWNER>(&self.name, usize::try_from(user).map_err(io::Error::other)?)
+    }
 }
 
 impl Drop for TapDevice {
     fn drop(&mut self) {
-        let _ = persist(&self.name, false);
+        let _ = change::<TUNSETPERSIST>(&self.name, 0);
     }
+}
+
+/// Gives the loopback interface of the network namespace of the calling thread one more address.
+///
+/// # Errors
+/// Those of the system: the caller needs CAP_NET_ADMIN, the kernel IPv6.
+pub fn add_loopback_address(address: Ipv6Addr) -> io::Result<()> {
+    let socket = socket_with(AddressFamily::INET6, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    let index = name_to_index(&socket, LOOPBACK)?;
+    // `struct in6_ifreq` of linux/ipv6.h.
+    let mut request = [0; REQUEST];
+    request[..16].copy_from_slice(&address.octets());
+    request[16..20].copy_from_slice(&Ipv6Addr::BITS.to_ne_bytes());
+    request[20..24].copy_from_slice(&index.to_ne_bytes());
+    set::<SIOCSIFADDR>(&socket, request)
 }
 
 fn socket() -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Keeps a device without a program that uses it, or does not.
-fn persist(name: &str, keep: bool) -> io::Result<()> {
+/// Makes one of the requests above that take a number, for a device that no program uses.
+fn change<const OPCODE: Opcode>(name: &str, number: usize) -> io::Result<()> {
     let tun: File = OpenOptions::new().read(true).write(true).open(TUN)?;
     set::<TUNSETIFF>(&tun, request(name, &IFF_TAP_WITHOUT_INFO_WITH_HEADER))?;
-    // SAFETY: TUNSETPERSIST takes a number.
-    let persist = unsafe { IntegerSetter::<TUNSETPERSIST>::new_usize(keep.into()) };
+    // SAFETY: the request takes a number.
+    let request = unsafe { IntegerSetter::<OPCODE>::new_usize(number) };
     // SAFETY: the request has the type above, and changes no memory of this process.
-    Ok(unsafe { ioctl(&tun, persist) }?)
+    Ok(unsafe { ioctl(&tun, request) }?)
 }
 
-/// Makes one of the requests above that take a `struct ifreq`.
+/// Makes one of the requests above that take a `struct ifreq`, or the smaller `struct in6_ifreq`.
 fn set<const OPCODE: Opcode>(file: impl AsFd, request: [u8; REQUEST]) -> io::Result<()> {
-    // SAFETY: the request takes a pointer to a `struct ifreq`, which has this size.
+    // SAFETY: the request takes a pointer to a structure of at most this size.
     let request = unsafe { Setter::<OPCODE, _>::new(request) };
     // SAFETY: the request has the type above, and changes no memory of this process.
     Ok(unsafe { ioctl(file, request) }?)

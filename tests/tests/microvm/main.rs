@@ -20,6 +20,7 @@ mod freezing;
 mod hugetlbfs;
 mod jail;
 mod network;
+mod network_clients;
 mod network_freezes;
 mod network_names;
 mod nodes;

@@ -1,11 +1,14 @@
 //! The guest's network.
 
+use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::thread;
 
 use firn_required::{TapDevice, in_own_network};
 use firn_tests::{World, workshop, workshop_folder};
+use rustix::mount::{MountPropagationFlags, mount_bind, mount_change};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 use serde_json::json;
 
 /// Runs a test in a network namespace of its own, where a server echoes on each address
@@ -25,6 +28,20 @@ pub(crate) fn with_taps(count: u8, test: impl FnOnce(u16) + Send) {
         });
         test(port);
     });
+}
+
+/// Makes a name server the only resolver of this thread and its children, in a mount namespace of
+/// their own.
+pub(crate) fn use_resolver(world: &World, address: Ipv4Addr) {
+    const RESOLVERS: &str = "/etc/resolv.conf";
+    // SAFETY: the namespace is of this thread alone, and no descriptor changes.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.unwrap();
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
+    let own = world.file("resolv.conf");
+    std::fs::write(&own, format!("nameserver {address}\n")).unwrap();
+    // The lab has none. Elsewhere it stays as it is.
+    OpenOptions::new().append(true).create(true).open(RESOLVERS).unwrap();
+    mount_bind(own, RESOLVERS).unwrap();
 }
 
 fn echo(mut connection: TcpStream) {

@@ -1,18 +1,14 @@
 //! Rules of a guest's network with host names.
 
-use std::fs::OpenOptions;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::thread;
 
 use firn_required::TapDevice;
 use firn_tests::{World, workshop_folder};
-use rustix::mount::{MountPropagationFlags, mount_bind, mount_change};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 use serde_json::{Value, json};
 
-use crate::network::with_taps;
+use crate::network::{use_resolver, with_taps};
 
-const RESOLVERS: &str = "/etc/resolv.conf";
 /// The names of the server, and their addresses. The first one is globally reachable, not the
 /// host's own, and without a host.
 const NAMES: [(&str, Ipv4Addr); 3] = [
@@ -58,14 +54,7 @@ fn use_own_resolver(world: &World) {
             socket.send_to(&answer(&query[..len]), from).unwrap();
         }
     });
-    // SAFETY: the namespace is of this thread alone, and no descriptor changes.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.unwrap();
-    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
-    let own = world.file("resolv.conf");
-    std::fs::write(&own, format!("nameserver {}\n", NAMES[1].1)).unwrap();
-    // The lab has none. Elsewhere it stays as it is.
-    OpenOptions::new().append(true).create(true).open(RESOLVERS).unwrap();
-    mount_bind(own, RESOLVERS).unwrap();
+    use_resolver(world, NAMES[1].1);
 }
 
 /// How often each rule has decided, as a report has it.

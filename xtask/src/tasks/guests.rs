@@ -15,7 +15,7 @@ const RESTORES: [&str; 6] =
 
 pub(super) fn guest_tests(context: &Context) -> Result<()> {
     let program = build(context)?;
-    let made = [clones_image(context), draws(context)];
+    let made = [clones_image(context), draws(context), certificates(context)];
     if context.host.hardware {
         return context.runner.run(&native(context, &program, &made));
     }
@@ -26,7 +26,13 @@ pub(super) fn guest_tests(context: &Context) -> Result<()> {
 
 pub(super) fn long_guest_tests(context: &Context) -> Result<()> {
     let program = build(context)?;
-    let made = [clones_image(context), draws(context), languages(context)];
+    let made = [
+        clones_image(context),
+        draws(context),
+        certificates(context),
+        languages(context),
+        s3_server(context),
+    ];
     let step = if context.host.hardware {
         native(context, &program, &made)
     } else {
@@ -54,6 +60,16 @@ fn clones_image(context: &Context) -> Made {
 /// A function in Rust, which cargo builds with the tests.
 fn draws(context: &Context) -> Made {
     ("FIRN_DRAWS_RUST", context.paths.debug().join("draws"))
+}
+
+/// The folder with the certificates of servers that clients in guests use.
+fn certificates(context: &Context) -> Made {
+    ("FIRN_CERTIFICATES", context.paths.target.join("certificates"))
+}
+
+/// A server of S3.
+fn s3_server(context: &Context) -> Made {
+    ("FIRN_S3_SERVER", context.paths.target.join("versitygw"))
 }
 
 /// The folder with a root image of several languages, and functions in them.

@@ -119,8 +119,8 @@ fn guest_tests_run_natively_or_in_two_labs() {
         commands("guest-tests", host(true, true)),
         [
             build.as_str(),
-            "FIRN=/t/release/firn FIRN_CLONES_IMAGE=/t/clones.erofs FIRN_DRAWS_RUST=/t/debug/draws microvm \
-             --test-threads=1"
+            "FIRN=/t/release/firn FIRN_CLONES_IMAGE=/t/clones.erofs FIRN_DRAWS_RUST=/t/debug/draws \
+             FIRN_CERTIFICATES=/t/certificates microvm --test-threads=1"
         ]
     );
     assert_eq!(
@@ -128,19 +128,21 @@ fn guest_tests_run_natively_or_in_two_labs() {
         [
             build.as_str(),
             "FIRN=/t/release/firn FIRN_CLONES_IMAGE=/t/clones.erofs FIRN_DRAWS_RUST=/t/debug/draws \
-             FIRN_LANGUAGES=/t/languages microvm --test-threads=1 --ignored"
+             FIRN_CERTIFICATES=/t/certificates FIRN_LANGUAGES=/t/languages FIRN_S3_SERVER=/t/versitygw microvm \
+             --test-threads=1 --ignored"
         ]
     );
     let lab = |memory, made| {
         format!(
             "/t/release/firn lab run --memory {memory} --fsdax --cpus 1 --timeout 3600 --in microvm --in /c/clients \
              --env FIRN_REQUIRE=kvm,root,dax,cpu_limits,tun --env FIRN=/bin/firn --env FIRN_CLIENTS=/in/clients \
-             --in /t/clones.erofs --env FIRN_CLONES_IMAGE=/in/clones.erofs --in /t/debug/draws --env FIRN_DRAWS_RUST=/in/draws{made} \
-             -- /in/microvm --test-threads=1"
+             --in /t/clones.erofs --env FIRN_CLONES_IMAGE=/in/clones.erofs --in /t/debug/draws --env FIRN_DRAWS_RUST=/in/draws \
+             --in /t/certificates --env FIRN_CERTIFICATES=/in/certificates{made} -- /in/microvm --test-threads=1"
         )
     };
-    let languages = " --in /t/languages --env FIRN_LANGUAGES=/in/languages";
-    let (short, long) = (lab("4G", ""), lab("10G", languages));
+    let more = " --in /t/languages --env FIRN_LANGUAGES=/in/languages --in /t/versitygw \
+                --env FIRN_S3_SERVER=/in/versitygw";
+    let (short, long) = (lab("4G", ""), lab("10G", more));
     assert_eq!(
         commands("guest-tests", host(true, false)),
         [

@@ -46,6 +46,7 @@ use std::time::Instant;
 
 use firn_base::{ErrorChain, error_chain, ns_since, processors};
 use firn_memory::{HostFacts, OwnFiles};
+use firn_net::MAX_FLOWS;
 use firn_vmm::Virtualization;
 use landlock::{
     ABI, Access, AccessFs, AccessNet, Ruleset, RulesetAttr, RulesetError, RulesetStatus, Scope,
@@ -381,7 +382,7 @@ pub fn enter(
         Ok(()) => report.walls.push(wall),
         Err(error) => report.missing.push((wall, error_chain(&error))),
     };
-    build(Wall::Descriptors, prepared.and_then(|()| privileges::limit_descriptors()));
+    build(Wall::Descriptors, prepared.and_then(|()| privileges::limit_descriptors(MAX_FLOWS)));
     let own = || {
         // Without privileges, all namespaces belong to a user namespace.
         if !geteuid().is_root() {
@@ -417,18 +418,21 @@ pub fn enter(
     }
 }
 
-/// Narrows a jailed process before its guest's first instruction: the filter of system calls, and
-/// the size of the files that it writes, `largest_file` bytes.
+/// Narrows a jailed process before its guest's first instruction: the filter of system calls, the
+/// size of the files that it writes, `largest_file` bytes, and its descriptors to `sockets` and
+/// its own.
 ///
 /// # Errors
 /// [`StartError::Jail`].
-pub(crate) fn narrow(largest_file: u64) -> Result<(), StartError> {
+pub(crate) fn narrow(largest_file: u64, sockets: usize) -> Result<(), StartError> {
     let denied =
         |wall| move |error: io::Error| StartError::Jail { wall, reason: error_chain(&error) };
     if !filter::narrow().map_err(denied(Wall::Calls))? {
         return Ok(());
     }
-    privileges::limit_files(largest_file).map_err(denied(Wall::Descriptors))
+    privileges::limit_files(largest_file)
+        .and_then(|()| privileges::limit_descriptors(sockets))
+        .map_err(denied(Wall::Descriptors))
 }
 
 /// Whether the supervisor has made this process the first of a pid namespace.

@@ -5,13 +5,14 @@ use std::io;
 use std::os::fd::AsFd;
 
 use rustix::fs::CWD;
+use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags,
     fsconfig_create, fsmount, fsopen, mount_change, move_mount,
 };
 use rustix::process::{
-    DumpableBehavior, Gid, Resource, Rlimit, Uid, getegid, geteuid, set_dumpable_behavior,
-    setrlimit,
+    DumpableBehavior, Gid, Resource, Rlimit, Uid, getegid, geteuid, getrlimit,
+    set_dumpable_behavior, setrlimit,
 };
 use rustix::thread::{
     CapabilitySet, CapabilitySets, LinkNameSpaceType, UnshareFlags, clear_ambient_capability_set,
@@ -19,8 +20,9 @@ use rustix::thread::{
     set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
 
-/// The most descriptors of a monitor: one for each connection of its guest's sockets, and its own.
-const MAX_DESCRIPTORS: u64 = 2048;
+/// The most descriptors of a monitor but those of its guest's network: one for each connection over
+/// vsock, and its own.
+const OWN_DESCRIPTORS: u64 = 2048;
 
 /// What a small guest's monitor writes too: its other files of a snapshot, and a window of memory
 /// for its supervisor, bytes.
@@ -53,10 +55,15 @@ pub(super) fn keep_heaps() -> io::Result<()> {
     if set == 1 { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }
 
-/// Limits the number of descriptors.
-pub(super) fn limit_descriptors() -> io::Result<()> {
-    let all = Some(MAX_DESCRIPTORS);
-    Ok(setrlimit(Resource::Nofile, Rlimit { current: all, maximum: all })?)
+/// Limits the number of descriptors to those of a network of `sockets`, and the others.
+pub(super) fn limit_descriptors(sockets: usize) -> io::Result<()> {
+    let all = OWN_DESCRIPTORS.saturating_add(u64::try_from(sockets).unwrap_or(u64::MAX));
+    let limit = |most| setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
+    match limit(Some(all)) {
+        // This user may have fewer, and only root can change that.
+        Err(Errno::PERM) => Ok(limit(getrlimit(Resource::Nofile).maximum)?),
+        set => Ok(set?),
+    }
 }
 
 /// Limits the size of the files that are written: what is larger fails with `EFBIG`, because the
@@ -133,7 +140,7 @@ pub(super) fn drop_all() -> io::Result<()> {
         let capability = CapabilitySet::from_bits_retain(1 << number);
         match remove_capability_from_bounding_set(capability) {
             // The kernel knows no more of them, or this process had no right to any.
-            Err(rustix::io::Errno::INVAL | rustix::io::Errno::PERM) => break,
+            Err(Errno::INVAL | Errno::PERM) => break,
             removed => removed?,
         }
     }

@@ -232,6 +232,12 @@ impl Microvm {
         self.memory().layout().total_bytes().max(self.devices.written_disk_size())
     }
 
+    /// The most sockets of the host that the guest's network has at once.
+    #[must_use]
+    pub const fn most_sockets(&self) -> usize {
+        self.devices.most_sockets()
+    }
+
     /// The most memory that what the guest writes to its disk can take, bytes: none where that is
     /// on a disk of the host.
     #[must_use]

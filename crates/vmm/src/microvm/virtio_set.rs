@@ -21,9 +21,9 @@ use crate::config::Scratch;
 use crate::kvm::{Vm, VmError};
 use crate::subscriber::Subscriber;
 use crate::virtio::{
-    Balloon, Block, Disk, Net, Network, NetworkConfig, NewDeviceError, OpenDiskError, OverlayDisk,
-    PageDiscard, RestoreDeviceError, Rng, TransportState, VirtioDevice, VirtioMmio, Vsock,
-    VsockListener,
+    Balloon, Block, Disk, Net, Network, NetworkConfig, NetworkEnd, NewDeviceError, OpenDiskError,
+    OverlayDisk, PageDiscard, RestoreDeviceError, Rng, TransportState, VirtioDevice, VirtioMmio,
+    Vsock, VsockListener,
 };
 
 /// Name of the writable disk to the guest.
@@ -85,6 +85,7 @@ pub(super) struct Connected {
 pub(super) struct VirtioSet {
     transports: Vec<Arc<Mutex<VirtioMmio>>>,
     disks: Option<AttachedDisks>,
+    most_sockets: usize,
 }
 
 struct AttachedDisks {
@@ -120,6 +121,7 @@ impl VirtioSet {
         wiring.add(Vsock::new(GUEST_CID, vsock).map_err(WireError::Vsock)?)?;
         wiring.add(Rng::new())?;
         wiring.add(Balloon::new(FreePages(vm.memory.clone())))?;
+        let most_sockets = network.end.as_ref().map_or(0, NetworkEnd::most_sockets);
         match config {
             Some(config) => {
                 wiring.add(Net::new(config, network).map_err(WireError::Network)?)?;
@@ -131,12 +133,18 @@ impl VirtioSet {
         }
         let mut set = wiring.set;
         set.disks = Some(AttachedDisks { root_info: disks.root_info, overlay });
+        set.most_sockets = most_sockets;
         Ok(set)
     }
 
     /// The number of devices.
     pub(super) fn len(&self) -> u32 {
         u32::try_from(self.transports.len()).unwrap_or(u32::MAX)
+    }
+
+    /// The most sockets of the host that the devices have at once.
+    pub(super) const fn most_sockets(&self) -> usize {
+        self.most_sockets
     }
 
     /// The errors of devices that stopped because the guest violated the virtio specification.

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use firn_base::num::u64_of;
 use firn_memory::GuestView;
-use firn_net::{GuestNetwork, MetadataConfig, MetadataStore, PendingResets};
+use firn_net::{GuestNetwork, MAX_FLOWS, MetadataConfig, MetadataStore, PendingResets};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::time::Timespec;
 use serde::{Deserialize, Serialize};
@@ -100,6 +100,16 @@ pub enum NetworkEnd {
     Tap(OwnedFd),
     /// To the sockets of a [`Broker`](firn_net::Broker), of which this is the monitor's end.
     Proxy(OwnedFd),
+}
+
+impl NetworkEnd {
+    /// The most sockets of the host that it has at once.
+    pub(crate) const fn most_sockets(&self) -> usize {
+        match self {
+            Self::Tap(_) => 0,
+            Self::Proxy(_) => MAX_FLOWS,
+        }
+    }
 }
 
 /// A metadata service.
