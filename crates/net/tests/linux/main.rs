@@ -2,9 +2,11 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 mod datagrams;
+mod namespace;
 mod policy;
 mod servers;
 mod slow;
+mod tap;
 mod tcp;
 mod thaw;
 mod throughput;
