@@ -6,7 +6,7 @@
 //! the engine's process is in its processor time and memory.
 //!
 //! `make bench-network`, or `cargo bench -p firn-net --bench network -- --passt PROGRAM [--json
-//! FILE] [--runs N] [--mib N] [--parts throughput,latency,memory]`, as root.
+//! FILE] [--runs N] [--ms N] [--parts throughput,latency,memory] [--only TEXT]`, as root.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a measurement that cannot go on fails")]
 
 mod engine;
@@ -25,6 +25,7 @@ mod throughput;
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 use serde_json::json;
@@ -36,9 +37,11 @@ struct Settings {
     engines: Engines,
     json: Option<PathBuf>,
     runs: usize,
-    /// Bytes of one run.
-    bytes: usize,
+    /// How long a run of the throughput is.
+    time: Duration,
     parts: String,
+    /// The directions and numbers of flows of the throughput, such as `from guest 64`; all if empty.
+    only: String,
 }
 
 impl Settings {
@@ -47,8 +50,9 @@ impl Settings {
             engines: Engines { passt: "passt".into() },
             json: None,
             runs: 7,
-            bytes: 1 << 30,
+            time: Duration::from_secs(2),
             parts: "throughput,latency,memory".into(),
+            only: String::new(),
         };
         while let Some(name) = arguments.next() {
             // cargo adds it.
@@ -60,7 +64,8 @@ impl Settings {
                 "--passt" => settings.engines.passt = value,
                 "--json" => settings.json = Some(value.into()),
                 "--runs" => settings.runs = value.parse().unwrap(),
-                "--mib" => settings.bytes = value.parse::<usize>().unwrap() << 20,
+                "--ms" => settings.time = Duration::from_millis(value.parse().unwrap()),
+                "--only" => settings.only = value,
                 "--parts" => settings.parts = value,
                 _ => panic!("{name} is not an option"),
             }
@@ -94,7 +99,7 @@ fn main() {
         "host": host::describe(),
         "passt": settings.engines.passt_version(),
         "runs": settings.runs,
-        "bytes": settings.bytes,
+        "run_s": settings.time.as_secs_f64(),
     });
     if settings.has("throughput") {
         results["throughput"] = throughput::measure(&settings).into();

@@ -110,7 +110,6 @@ pub(crate) fn new_host() -> Namespace {
 pub(crate) struct Subject {
     pub(crate) host: Namespace,
     pub(crate) guest: Namespace,
-    kind: Kind,
     engine: Child,
 }
 
@@ -127,14 +126,7 @@ impl Subject {
         let ends = (File::from(socket.as_fd().try_clone_to_owned().unwrap()), tap.try_clone());
         thread::spawn(move || pump::to_guest(ends.0, ends.1.unwrap(), link.offloads));
         thread::spawn(move || pump::from_guest(tap, File::from(socket), link.offloads));
-        Self { host, guest, kind, engine }
-    }
-
-    pub(crate) fn name(&self) -> &'static str {
-        match self.kind {
-            Kind::Firn => "firn",
-            Kind::Passt => "passt",
-        }
+        Self { host, guest, engine }
     }
 
     pub(crate) fn process(&self) -> Process {

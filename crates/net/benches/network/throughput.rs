@@ -1,7 +1,9 @@
 //! Throughput, and processor time for each GiB.
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,6 +14,8 @@ use crate::subject::{HOST, Kind, Link, Subject};
 use crate::{Settings, print};
 
 const BUFFER: usize = 128 << 10;
+/// Before a run is counted, its connections reach their windows.
+const START: Duration = Duration::from_millis(300);
 
 /// Where the bytes go.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -37,7 +41,9 @@ pub(crate) fn measure(settings: &Settings) -> Vec<Value> {
         let kinds = if link.offloads { &[Kind::Firn][..] } else { &[Kind::Firn, Kind::Passt] };
         for direction in [Direction::ToGuest, Direction::FromGuest] {
             for flows in [1, 64] {
-                rows.push(row(settings, link, kinds, direction, flows));
+                if name(link, direction, flows).contains(&settings.only) {
+                    rows.push(row(settings, link, kinds, direction, flows));
+                }
             }
         }
     }
@@ -57,17 +63,17 @@ fn row(
     // The first run is not counted.
     for run in 0..=settings.runs {
         for (subject, figures) in subjects.iter().zip(&mut figures) {
-            let (elapsed, cpu) = transfer(subject, direction, flows, settings.bytes);
+            let (bytes, elapsed, cpu) = transfer(subject, direction, flows, settings.time);
             if run > 0 {
-                let gib = bytes(settings.bytes) / f64::from(1 << 30);
+                let gib = bytes / f64::from(1 << 30);
                 figures.gbit_per_second.add(gib * 8.589_934_592 / elapsed.as_secs_f64());
                 figures.cpu_per_gib.add(cpu.as_secs_f64() / gib);
             }
         }
     }
-    let name = if direction == Direction::ToGuest { "to guest" } else { "from guest" };
     let mut row = json!({
-        "mtu": link.mtu, "offloads": link.offloads, "direction": name, "flows": flows,
+        "mtu": link.mtu, "offloads": link.offloads, "flows": flows,
+        "direction": if direction == Direction::ToGuest { "to guest" } else { "from guest" },
     });
     let mut texts = [String::new(), String::new()];
     let parts: [fn(&Figures) -> &Runs; 2] =
@@ -82,24 +88,25 @@ fn row(
             *text += &format!(", {}, {}", of(passt).text(), ratio.text());
         }
     }
-    let offloads = if link.offloads { "on" } else { "off" };
     let [rate, cpu] = texts;
-    print(&format!("{}, {offloads} | {name} | {flows} | {rate} | {cpu}", link.mtu));
+    print(&format!("{} | {rate} | {cpu}", name(link, direction, flows)));
     row
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a rate needs no more than 52 bits")]
-fn bytes(count: usize) -> f64 {
-    count as f64
+fn name(link: Link, direction: Direction, flows: usize) -> String {
+    let offloads = if link.offloads { "on" } else { "off" };
+    let direction = if direction == Direction::ToGuest { "to" } else { "from" };
+    format!("{}, {offloads} | {direction} guest | {flows}", link.mtu)
 }
 
-/// Sends `bytes` over `flows` connections: the time, and the engine's processor time.
+/// Sends over `flows` connections for `time`: the bytes that arrived, the time between the readings
+/// of the counters, and the engine's processor time.
 fn transfer(
     subject: &Subject,
     direction: Direction,
     flows: usize,
-    bytes: usize,
-) -> (Duration, Duration) {
+    time: Duration,
+) -> (f64, Duration, Duration) {
     let (port, accepted) = subject.listen();
     let clients = subject.guest.run(move || {
         let connect = |_| {
@@ -114,39 +121,45 @@ fn transfer(
         Direction::ToGuest => (servers, clients),
         Direction::FromGuest => (clients, servers),
     };
+    let ends: Vec<TcpStream> =
+        receivers.iter().chain(&senders).map(|stream| stream.try_clone().unwrap()).collect();
+    let received = Arc::new(AtomicU64::new(0));
+    let receivers = receivers.into_iter().map(|stream| {
+        let received = Arc::clone(&received);
+        thread::spawn(move || receive(stream, &received))
+    });
+    let threads = receivers.collect::<Vec<_>>();
+    let senders = senders.into_iter().map(|stream| thread::spawn(move || send(stream)));
+    let threads: Vec<_> = threads.into_iter().chain(senders.collect::<Vec<_>>()).collect();
     let process = subject.process();
-    let (started, cpu) = (Instant::now(), process.cpu_time());
-    let each = bytes / flows;
-    let receivers = receivers.into_iter().map(|stream| thread::spawn(move || receive(stream, each)));
-    let receivers: Vec<_> = receivers.collect();
-    let senders = senders.into_iter().map(|stream| thread::spawn(move || send(stream, each)));
-    let senders: Vec<_> = senders.collect();
-    for receiver in receivers {
-        let received = receiver.join().unwrap();
-        received.unwrap_or_else(|error| panic!("{}: {error}", subject.name()));
+    let read = || (Instant::now(), received.load(Ordering::Relaxed), process.cpu_time());
+    thread::sleep(START);
+    let before = read();
+    thread::sleep(time);
+    let after = read();
+    for end in ends {
+        // An engine may have reset it.
+        let _ = end.shutdown(Shutdown::Both);
     }
-    let figures = (started.elapsed(), process.cpu_time() - cpu);
-    senders.into_iter().for_each(|thread| drop(thread.join().unwrap()));
-    figures
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    (bytes(after.1 - before.1), after.0 - before.0, after.2 - before.2)
 }
 
-fn send(mut stream: TcpStream, bytes: usize) -> TcpStream {
+#[expect(clippy::cast_precision_loss, reason = "a rate needs no more than 52 bits")]
+fn bytes(count: u64) -> f64 {
+    count as f64
+}
+
+/// Sends until the connection ends.
+fn send(mut stream: TcpStream) {
     let buffer = vec![1; BUFFER];
-    let mut left = bytes;
-    while left > 0 {
-        left -= stream.write(&buffer[..left.min(BUFFER)]).unwrap();
-    }
-    stream
+    while stream.write(&buffer).is_ok() {}
 }
 
-fn receive(mut stream: TcpStream, bytes: usize) -> std::io::Result<()> {
+/// Counts what arrives until the connection ends.
+fn receive(mut stream: TcpStream, received: &AtomicU64) {
     let mut buffer = vec![0; BUFFER];
-    let mut left = bytes;
-    while left > 0 {
-        match stream.read(&mut buffer)? {
-            0 => return Err(ErrorKind::UnexpectedEof.into()),
-            count => left -= count,
-        }
+    while let Ok(count @ 1..) = stream.read(&mut buffer) {
+        received.fetch_add(u64::try_from(count).unwrap(), Ordering::Relaxed);
     }
-    Ok(())
 }
