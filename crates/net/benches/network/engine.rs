@@ -5,10 +5,10 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
 use firn_net::{Broker, GuestNetwork, Policy, Proxy};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 
-use crate::pump::{MAX_FRAME, frames};
+use crate::pump::{LENGTH, MAX_FRAME, frames};
 use crate::subject::Link;
 use crate::tap::{VNET_HEADER, decode, encode};
 
@@ -37,59 +37,58 @@ pub(crate) fn run(mut arguments: impl Iterator<Item = String>) {
     drive(proxy, socket, link.offloads);
 }
 
+/// Does what passt does: reads a burst of frames, and writes what there is for the guest at once.
 fn drive(mut proxy: Proxy, mut socket: File, has_headers: bool) {
     let mut input = vec![0; BATCH + MAX_FRAME];
     let mut filled = 0;
-    let mut output: Vec<u8> = Vec::with_capacity(BATCH + MAX_FRAME);
-    let mut written = 0;
+    let mut output = Vec::new();
+    let (mut written, mut made) = (0, 0);
     let header_len = if has_headers { VNET_HEADER } else { 0 };
     loop {
-        match socket.read(&mut input[filled..]) {
-            Ok(0) => return,
-            Ok(read) => {
-                filled += read;
-                let used = frames(&input[..filled], |frame| {
-                    let (header, frame) = frame.split_at(header_len);
-                    let header = if has_headers { decode(header) } else { Default::default() };
-                    proxy.transmit(header, frame);
-                });
-                input.copy_within(used..filled, 0);
-                filled -= used;
-            }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            Err(_) => return,
+        let is_full = written < made;
+        let wanted = if is_full { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        let mut fds = [
+            PollFd::from_borrowed_fd(socket.as_fd(), wanted),
+            PollFd::from_borrowed_fd(proxy.event_source(), PollFlags::IN),
+        ];
+        let at_once = Timespec::default();
+        let has_frames = !is_full && proxy.has_frames();
+        poll(&mut fds, has_frames.then_some(&at_once)).unwrap();
+        let [from_guest, from_host] = fds.map(|fd| fd.revents().contains(PollFlags::IN));
+        if from_guest {
+            let Ok(read @ 1..) = socket.read(&mut input[filled..]) else { return };
+            filled += read;
+            let used = frames(&input[..filled], |frame| {
+                let (header, frame) = frame.split_at(header_len);
+                let header = if has_headers { decode(header) } else { Default::default() };
+                proxy.transmit(header, frame);
+            });
+            proxy.flush();
+            input.copy_within(used..filled, 0);
+            filled -= used;
         }
-        proxy.poll();
-        while output.len() < BATCH
-            && let Some((header, frame)) = proxy.receive(65_550)
-        {
-            let length = u32::try_from(header_len + frame.len()).unwrap();
-            output.extend_from_slice(&length.to_be_bytes());
-            output.extend_from_slice(&encode(header)[..header_len]);
-            output.extend_from_slice(frame);
+        if from_host {
+            proxy.poll();
         }
-        if written < output.len() {
-            match socket.write(&output[written..]) {
+        if written == made {
+            (written, made) = (0, 0);
+        }
+        while written == 0 && made < BATCH {
+            let start = made + LENGTH + header_len;
+            let Some((header, len)) = proxy.receive_into(&mut output, start, MAX_FRAME) else {
+                break;
+            };
+            let length = u32::try_from(header_len + len).unwrap();
+            output[made..made + LENGTH].copy_from_slice(&length.to_be_bytes());
+            output[made + LENGTH..start].copy_from_slice(&encode(header)[..header_len]);
+            made = start + len;
+        }
+        if written < made {
+            match socket.write(&output[written..made]) {
                 Ok(count) => written += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(_) => return,
             }
         }
-        let is_full = written < output.len();
-        if !is_full {
-            output.clear();
-            written = 0;
-            if proxy.has_frames() {
-                continue;
-            }
-        }
-        let wanted = if is_full { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-        let events = proxy.event_source();
-        let mut fds = [
-            PollFd::from_borrowed_fd(socket.as_fd(), wanted),
-            PollFd::from_borrowed_fd(events, PollFlags::IN),
-        ];
-        poll(&mut fds, None).unwrap();
     }
 }
-

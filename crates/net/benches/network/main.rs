@@ -87,11 +87,12 @@ fn main() {
     let mut arguments = std::env::args().skip(1).peekable();
     match arguments.peek().map(String::as_str) {
         Some(engine::ROLE) => return engine::run(arguments.skip(1)),
-        Some(memory::ROLE) => return memory::idle_engines(arguments.skip(1)),
+        Some(memory::ENGINES_ROLE) => return memory::idle_engines(arguments.skip(1)),
+        Some(memory::FLOWS_ROLE) => return memory::idle_flows(arguments.skip(1)),
         _ => {}
     }
     let settings = Settings::parse(arguments);
-    // Each flow has three descriptors here and one in its engine.
+    // Each flow has one descriptor here, in its guest's process and in its engine.
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     setrlimit(Resource::Nofile, limit).unwrap();

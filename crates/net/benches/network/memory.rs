@@ -13,8 +13,11 @@ use crate::subject::{HOST, Kind, Link, Subject, new_host};
 use crate::{Settings, engine, print};
 
 /// The first argument of a process with idle engines.
-pub(crate) const ROLE: &str = "idle-engines";
+pub(crate) const ENGINES_ROLE: &str = "idle-engines";
+/// The first argument of a guest's process with idle connections.
+pub(crate) const FLOWS_ROLE: &str = "idle-flows";
 const ENGINES: u64 = 1000;
+const READY: &str = "ready";
 const LINK: Link = Link { mtu: 1500, offloads: false };
 
 pub(crate) fn measure(settings: &Settings) -> Value {
@@ -35,30 +38,60 @@ pub(crate) fn measure(settings: &Settings) -> Value {
 fn flow(settings: &Settings, kind: Kind, count: u64) -> u64 {
     let subject = Subject::start(&settings.engines, kind, LINK);
     let (port, accepted) = subject.listen();
-    let connect = move || {
+    let connect = |count: u64| {
+        let child = subject.guest.run(move || start(&[FLOWS_ROLE, &port.to_string()], count));
+        let accept = |_| {
+            let mut stream = accepted.recv().unwrap();
+            stream.read_exact(&mut [0]).unwrap();
+            stream
+        };
+        let streams: Vec<TcpStream> = (0..count).map(accept).collect();
+        settle();
+        (child, streams)
+    };
+    let first = connect(1);
+    let before = subject.process().pss();
+    let others = connect(count);
+    let each = (subject.process().pss() - before) / count;
+    [first, others].into_iter().for_each(|(child, _)| end(child));
+    each
+}
+
+/// In a guest's process: opens connections, reports that on standard output, and waits.
+pub(crate) fn idle_flows(mut arguments: impl Iterator<Item = String>) {
+    let mut next = || arguments.next().unwrap().parse::<u16>().unwrap();
+    let (port, count) = (next(), next());
+    let connect = |number: u16| {
+        if number % 1000 == 999 {
+            // The broker opens 2,048 sockets in a second.
+            thread::sleep(Duration::from_millis(500));
+        }
         let mut stream = TcpStream::connect((HOST, port)).unwrap();
         stream.read_exact(&mut [0]).unwrap();
         stream.write_all(&[1]).unwrap();
         stream
     };
-    let accept = || {
-        let mut stream = accepted.recv().unwrap();
-        stream.read_exact(&mut [0]).unwrap();
-        stream
-    };
-    let first = (subject.guest.run(connect), accept());
-    settle();
-    let before = subject.process().pss();
-    // The broker opens 2,048 sockets in a second.
-    let mut streams = vec![first];
-    for number in 1..=count {
-        streams.push((subject.guest.run(connect), accept()));
-        if number % 1000 == 0 {
-            thread::sleep(Duration::from_millis(200));
-        }
-    }
-    settle();
-    (subject.process().pss() - before) / count
+    wait((0..count).map(connect).collect::<Vec<TcpStream>>());
+}
+
+/// Starts this program in another role, and waits until it is ready.
+fn start(role: &[&str], count: u64) -> Child {
+    let mut child = Command::new("/proc/self/exe")
+        .args(role)
+        .arg(count.to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; READY.len() + 1]).unwrap();
+    child
+}
+
+/// Reports that it is ready, and keeps `what` until this process is ended.
+fn wait<T>(what: T) {
+    print(READY);
+    let _ = std::io::stdin().read(&mut [0]);
+    drop(what);
 }
 
 /// Waits for delayed acknowledgements.
@@ -69,22 +102,13 @@ fn settle() {
 /// In a process of its own: makes engines, reports that on standard output, and waits.
 pub(crate) fn idle_engines(mut arguments: impl Iterator<Item = String>) {
     let count: usize = arguments.next().unwrap().parse().unwrap();
-    let engines: Vec<_> = (0..count).map(|_| engine::proxy(LINK.mtu)).collect();
-    print("ready");
-    let _ = std::io::stdin().read(&mut [0]);
-    drop(engines);
+    wait((0..count).map(|_| engine::proxy(LINK.mtu)).collect::<Vec<_>>());
 }
 
 /// What 1,000 engines with their brokers take in one process.
 fn own_engines() -> u64 {
     let pss = |count: u64| {
-        let mut child = Command::new("/proc/self/exe")
-            .args([ROLE, &count.to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        child.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+        let child = start(&[ENGINES_ROLE], count);
         let pss = Process(child.id()).pss();
         end(child);
         pss

@@ -40,6 +40,8 @@ const RTO_LIMIT: Duration = Duration::from_secs(60);
 const MAX_ATTEMPTS: u32 = 10;
 /// As long as Linux tries to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(130);
+/// Events after which a socket has an end to read.
+const ENDS: EventFlags = EventFlags::RDHUP.union(EventFlags::HUP).union(EventFlags::ERR);
 /// How long a guest that has sent its FIN is silent before it is probed.
 const HALF_CLOSED_IDLE: Duration = Duration::from_secs(60);
 
@@ -84,8 +86,10 @@ struct FromGuest {
     limit: usize,
     /// Bytes since the limit was last raised.
     since_raise: usize,
-    /// What the host's socket did not take.
+    /// What the host's socket did not take, and small segments that are written together.
     queue: Queue,
+    /// The host's socket takes nothing until an event.
+    blocked: bool,
     /// The shift of the window that the guest knows.
     shift: u8,
     /// The guest's FIN has arrived; it is in `next`.
@@ -111,6 +115,8 @@ struct ToGuest {
     queue: Queue,
     /// The host's socket may have something.
     readable: bool,
+    /// The host's socket has an end or an error: nothing but a read finds it.
+    ends: bool,
     /// The host has sent its FIN, which follows the queue.
     fin: bool,
     fin_acked: bool,
@@ -163,6 +169,7 @@ impl TcpFlow {
                 limit,
                 since_raise: 0,
                 queue: Queue::default(),
+                blocked: false,
                 shift: if window_shift.is_some() { WINDOW_SHIFT } else { 0 },
                 fin: false,
                 shut: false,
@@ -176,6 +183,7 @@ impl TcpFlow {
                 mss: syn.mss.unwrap_or(DEFAULT_MSS).max(MIN_MSS),
                 queue: Queue::default(),
                 readable: false,
+                ends: false,
                 fin: false,
                 fin_acked: false,
                 duplicate_acks: 0,
@@ -231,6 +239,7 @@ impl TcpFlow {
                 socket_error(socket).flatten()?;
                 self.phase = Phase::Handshake;
                 self.to_guest.readable = true;
+                self.to_guest.ends = events.intersects(ENDS);
                 self.ack_due = true;
                 self.deadline = None;
             }
@@ -241,7 +250,9 @@ impl TcpFlow {
             return Ok(());
         }
         self.to_guest.readable = true;
+        self.to_guest.ends |= events.intersects(ENDS);
         if events.intersects(EventFlags::OUT | EventFlags::HUP) {
+            self.from_guest.blocked = false;
             self.write_queued(shared);
         }
         Ok(())

@@ -16,8 +16,10 @@ use super::{HEADER_LEN, MAX_FRAME, NetworkConfig};
 #[derive(Debug)]
 pub(super) struct UserNetwork {
     proxy: Proxy,
-    /// The packet that waits for the guest; empty if none does.
+    /// Memory of the packet that waits for the guest.
     packet: Vec<u8>,
+    /// Bytes of that packet; 0 if none waits.
+    len: usize,
 }
 
 impl UserNetwork {
@@ -28,14 +30,14 @@ impl UserNetwork {
     pub(super) fn new(config: NetworkConfig, broker: OwnedFd) -> io::Result<Self> {
         let NetworkConfig { mac, mtu } = config;
         let network = GuestNetwork { mac, mtu, ..GuestNetwork::default() };
-        Ok(Self { proxy: Proxy::new(network, broker)?, packet: Vec::new() })
+        Ok(Self { proxy: Proxy::new(network, broker)?, packet: Vec::new(), len: 0 })
     }
 }
 
 impl NetworkBackend for UserNetwork {
     fn start(&mut self, features: u64) -> io::Result<()> {
         // It may need what this driver does not accept.
-        self.packet.clear();
+        self.len = 0;
         let has = |feature: u32| features & 1 << feature != 0;
         self.proxy.set_offloads(Offloads {
             checksum: has(VIRTIO_NET_F_GUEST_CSUM),
@@ -54,22 +56,26 @@ impl NetworkBackend for UserNetwork {
     }
 
     fn packet(&mut self) -> Option<&mut [u8]> {
-        if self.packet.is_empty() {
-            let (header, frame) = self.proxy.receive(MAX_FRAME)?;
-            self.packet.extend(bytes_of(header));
-            self.packet.extend_from_slice(frame);
+        if self.len == 0 {
+            let (header, len) = self.proxy.receive_into(&mut self.packet, HEADER_LEN, MAX_FRAME)?;
+            self.packet[..HEADER_LEN].copy_from_slice(&bytes_of(header));
+            self.len = HEADER_LEN + len;
         }
-        Some(&mut self.packet)
+        Some(&mut self.packet[..self.len])
     }
 
     fn taken(&mut self) {
-        self.packet.clear();
+        self.len = 0;
     }
 
     fn transmit(&mut self, packet: &[u8]) -> bool {
         let Some((header, frame)) = packet.split_at_checked(HEADER_LEN) else { return false };
         self.proxy.transmit(header_of(header), frame);
         true
+    }
+
+    fn flush(&mut self) {
+        self.proxy.flush();
     }
 
     fn save(&self) -> NetworkState {
