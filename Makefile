@@ -20,7 +20,7 @@ apt-update := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -q update
 .NOTPARALLEL:
 .PHONY: setup go java python pip npm openssl build guest lab guests images curl runtimes clients tools demo test \
     test-full lint prose deny unit-tests monitor-tests lab-tests guest-tests long-guest-tests test-load test-load-short test-tools \
-    test-workloads matrix restores-table bench bench-regression traces clean
+    test-workloads matrix restores-table bench bench-regression bench-network traces clean
 
 # Cargo itself needs a C compiler to link.
 setup:
@@ -200,6 +200,13 @@ bench: guests
 # in the cache); remove it to begin anew. POOL, a manager's socket, adds the planners of a pool.
 bench-regression: build
 	$(xtask) bench-regression
+
+# The user-mode network beside passt, as root: throughput, processor time, latency and memory, in five
+# minutes. PASST is passt's program; the published figures are those of Debian 13's package. JSON=FILE
+# keeps the results.
+bench-network: setup
+	cargo bench -p firn-net --bench network -- --passt "$(or $(PASST),passt)" \
+	    $(if $(JSON),--json "$(abspath $(JSON))")
 
 # Records the traces that are missing, or those of FUNCTIONS="json image" again.
 traces: lab images

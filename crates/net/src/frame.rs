@@ -8,6 +8,7 @@ use smoltcp::wire::{
     IpProtocol, IpRepr, TcpPacket, TcpRepr, UDP_HEADER_LEN, UdpPacket, checksum,
 };
 
+use crate::checksum::sum;
 use crate::flow::FlowKey;
 use crate::header::{FrameHeader, Offloads};
 use crate::network::{GuestNetwork, ip_header, link_headers};
@@ -37,26 +38,28 @@ impl Link {
 #[derive(Debug, Default)]
 pub(crate) struct Frame {
     header: FrameHeader,
-    bytes: Vec<u8>,
+    memory: Vec<u8>,
+    /// Where the frame begins in `memory`.
+    start: usize,
     len: usize,
 }
 
 impl Frame {
     pub(crate) fn parts(&self) -> (FrameHeader, &[u8]) {
-        (self.header, &self.bytes[..self.len])
+        (self.header, &self.memory[self.start..self.start + self.len])
     }
 
     /// Room of `len` bytes at `offset`, for a payload that is known before its headers.
     pub(crate) fn payload_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
         self.set_len(offset + len);
-        &mut self.bytes[offset..offset + len]
+        &mut self.bytes()[offset..]
     }
 
     /// A frame that another [`Frame`] has made.
     pub(crate) fn copy_from(&mut self, header: FrameHeader, bytes: &[u8]) {
         self.set_len(bytes.len());
         self.header = header;
-        self.bytes[..self.len].copy_from_slice(bytes);
+        self.bytes().copy_from_slice(bytes);
     }
 
     /// Begins a frame of `payload` bytes after the Ethernet header, and returns these.
@@ -73,8 +76,8 @@ impl Frame {
             dst_addr: EthernetAddress(link.network.mac),
             ethertype,
         };
-        repr.emit(&mut EthernetFrame::new_unchecked(&mut self.bytes[..self.len]));
-        &mut self.bytes[ETHERNET_HEADER_LEN..self.len]
+        repr.emit(&mut EthernetFrame::new_unchecked(self.bytes()));
+        &mut self.bytes()[ETHERNET_HEADER_LEN..]
     }
 
     /// Begins a packet of `payload` bytes after the IP header, and returns these.
@@ -118,11 +121,13 @@ impl Frame {
             &ignored,
         );
         fill(&mut packet[tcp_header..]);
-        let mut tcp = TcpPacket::new_unchecked(packet);
+        let mut tcp = TcpPacket::new_unchecked(&mut *packet);
         if link.offloads.checksum {
             tcp.set_checksum(pseudo_header(&from, &to, IpProtocol::Tcp, len));
         } else {
-            tcp.fill_checksum(&from, &to);
+            tcp.set_checksum(0);
+            let sums = [pseudo_header(&from, &to, IpProtocol::Tcp, len), sum(packet)];
+            TcpPacket::new_unchecked(packet).set_checksum(!checksum::combine(&sums));
         }
         self.header = transport_header(link, source, TCP_CHECKSUM);
         if payload > usize::from(mss) {
@@ -154,13 +159,24 @@ impl Frame {
     /// Makes the frame one to all nodes of the link.
     pub(crate) fn set_multicast(&mut self, group: Ipv6Addr) {
         let [.., a, b, c, d] = group.octets();
-        let mut frame = EthernetFrame::new_unchecked(&mut self.bytes[..self.len]);
+        let mut frame = EthernetFrame::new_unchecked(self.bytes());
         frame.set_dst_addr(EthernetAddress([0x33, 0x33, a, b, c, d]));
     }
 
+    /// Exchanges the memory of frames, which begin at `start` from now on.
+    pub(crate) fn swap_memory(&mut self, memory: &mut Vec<u8>, start: usize) {
+        std::mem::swap(&mut self.memory, memory);
+        self.start = start;
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..self.start + self.len]
+    }
+
     fn set_len(&mut self, len: usize) {
-        if self.bytes.len() < len {
-            self.bytes.resize(len, 0);
+        let end = self.start + len;
+        if self.memory.len() < end {
+            self.memory.resize(end, 0);
         }
         self.len = len;
     }
@@ -179,8 +195,13 @@ fn transport_header(link: &Link, address: IpAddr, csum_offset: u16) -> FrameHead
     }
 }
 
-/// The checksum that the guest's driver completes: the sum of the pseudo header.
-fn pseudo_header(from: &IpAddress, to: &IpAddress, protocol: IpProtocol, len: usize) -> u16 {
+/// The sum of the pseudo header, which is the checksum that the guest's driver completes.
+pub(crate) fn pseudo_header(
+    from: &IpAddress,
+    to: &IpAddress,
+    protocol: IpProtocol,
+    len: usize,
+) -> u16 {
     checksum::pseudo_header(from, to, protocol, u32::from(narrow(len)))
 }
 

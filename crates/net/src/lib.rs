@@ -20,7 +20,7 @@
 //!
 //! # Bounds
 //!
-//! A guest has at most 16,384 flows, 1,024 of them of datagrams. Each holds at most 256 KiB of data
+//! A guest has at most 16,384 flows, 1,024 of them of datagrams. Each holds at most 512 KiB of data
 //! in each direction, and all of them 16 MiB in each direction and a page for each flow. Datagrams
 //! that wait for their socket have 1 MiB.
 //!
@@ -32,6 +32,7 @@
 
 mod broker;
 mod buffer;
+mod checksum;
 mod counters;
 mod datagram;
 mod flow;

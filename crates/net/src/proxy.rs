@@ -42,6 +42,8 @@ const MAX_DATAGRAM_FLOWS: usize = 1024;
 /// Answers that are not of a flow and wait for the guest's buffers, and their bytes.
 const MAX_ANSWERS: usize = 256;
 const MAX_ANSWER_BYTES: usize = 256 << 10;
+/// Flows whose small segments are gathered at once.
+const MAX_UNWRITTEN: usize = 256;
 /// The smallest buffer of the guest that is used: it holds every segment without data.
 const MIN_ROOM: usize = 128;
 /// Events that are handled at once, and how often.
@@ -66,6 +68,8 @@ pub struct Proxy {
     next_port: u16,
     answers: VecDeque<(FrameHeader, Vec<u8>)>,
     answer_bytes: usize,
+    /// Flows with bytes that were not written yet.
+    unwritten: Vec<u64>,
     frame: Frame,
     /// For the sequence numbers of new connections (RFC 6528).
     secret: RandomState,
@@ -114,6 +118,7 @@ impl Proxy {
             next_port: publish::first_port(&secret),
             answers: VecDeque::new(),
             answer_bytes: 0,
+            unwritten: Vec::new(),
             frame: Frame::default(),
             secret,
             started: Instant::now(),
@@ -154,7 +159,7 @@ impl Proxy {
     }
 
     /// Takes a frame from the guest. It never waits; a frame that is not valid is dropped and
-    /// counted.
+    /// counted. Call [`Proxy::flush`] after the last one at hand.
     pub fn transmit(&mut self, header: FrameHeader, frame: &[u8]) {
         let counters = &mut self.shared.counters;
         counters.frames_from_guest += 1;
@@ -182,6 +187,19 @@ impl Proxy {
         }
     }
 
+    /// Writes what the guest's frames had to the host's sockets. [`Proxy::receive`] does so, too.
+    pub fn flush(&mut self) {
+        if self.unwritten.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        for id in std::mem::take(&mut self.unwritten) {
+            let Some((_, Flow::Tcp(flow))) = self.table.get_mut(id) else { continue };
+            flow.write_queued(&mut self.shared);
+            self.table.changed(id, now, &mut self.shared);
+        }
+    }
+
     /// Whether [`Proxy::receive`] may have a frame.
     #[must_use]
     pub fn has_frames(&self) -> bool {
@@ -191,6 +209,7 @@ impl Proxy {
     /// The next frame to the guest, at most `room` bytes, which are at least 128. A flow has its
     /// data cut to fit; anything else that does not fit is dropped and counted.
     pub fn receive(&mut self, room: usize) -> Option<(FrameHeader, &[u8])> {
+        self.flush();
         if room < MIN_ROOM || !self.next_frame(room) {
             return None;
         }
@@ -198,6 +217,20 @@ impl Proxy {
         let (header, frame) = self.frame.parts();
         self.shared.counters.bytes_to_guest += u64::try_from(frame.len()).unwrap_or(u64::MAX);
         Some((header, frame))
+    }
+
+    /// Writes the next frame into `packet` from `offset` on, as [`Proxy::receive`] does, and returns
+    /// its bytes. `packet` becomes as long as that needs.
+    pub fn receive_into(
+        &mut self,
+        packet: &mut Vec<u8>,
+        offset: usize,
+        room: usize,
+    ) -> Option<(FrameHeader, usize)> {
+        self.frame.swap_memory(packet, offset);
+        let received = self.receive(room).map(|(header, frame)| (header, frame.len()));
+        self.frame.swap_memory(packet, 0);
+        received
     }
 
     /// What was counted so far.
@@ -282,8 +315,15 @@ impl Proxy {
                 return;
             }
             if !is_new || flow.guest_first() == segment.seq {
+                let was_unwritten = flow.has_unwritten();
                 flow.segment(segment, now, &mut self.shared);
+                if flow.has_unwritten() && !was_unwritten {
+                    self.unwritten.push(id);
+                }
                 self.table.changed(id, now, &mut self.shared);
+                if self.unwritten.len() >= MAX_UNWRITTEN {
+                    self.flush();
+                }
                 return;
             }
             // The guest has forgotten the old connection, and uses its port again.

@@ -2,6 +2,7 @@
 //! their deadlines.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
@@ -17,6 +18,27 @@ use crate::tcp::{Shared, TcpFlow};
 
 /// The first id of a flow. Smaller numbers are the other sources of events.
 const FIRST_ID: u64 = 16;
+
+/// Hashes ids: they count up, and no guest chooses them.
+#[derive(Debug, Default)]
+struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, id: u64) {
+        // Fibonacci hashing: the map uses the high bits, too.
+        self.0 = (self.0 ^ id).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
 
 /// A flow of either kind.
 #[derive(Debug)]
@@ -58,8 +80,10 @@ struct Entry {
 /// All flows. Ids are used once, so an event or an answer for an old flow finds none.
 #[derive(Debug)]
 pub(crate) struct Table {
-    entries: HashMap<u64, Entry>,
+    entries: HashMap<u64, Entry, BuildHasherDefault<IdHasher>>,
     ids: HashMap<FlowKey, u64>,
+    /// The last one that was found: frames of a flow come together.
+    last: Option<(FlowKey, u64)>,
     datagram_flows: usize,
     /// Flows to published ports.
     published_flows: usize,
@@ -75,8 +99,9 @@ impl Table {
     pub(crate) fn new() -> Result<Self, Errno> {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         Ok(Self {
-            entries: HashMap::new(),
+            entries: HashMap::default(),
             ids: HashMap::new(),
+            last: None,
             datagram_flows: 0,
             published_flows: 0,
             next_id: FIRST_ID,
@@ -99,8 +124,15 @@ impl Table {
         self.published_flows
     }
 
-    pub(crate) fn find(&self, key: &FlowKey) -> Option<u64> {
-        self.ids.get(key).copied()
+    pub(crate) fn find(&mut self, key: &FlowKey) -> Option<u64> {
+        if let Some((last, id)) = &self.last
+            && last == key
+        {
+            return Some(*id);
+        }
+        let id = self.ids.get(key).copied()?;
+        self.last = Some((*key, id));
+        Some(id)
     }
 
     pub(crate) fn get_mut(&mut self, id: u64) -> Option<(FlowKey, &mut Flow)> {
@@ -125,6 +157,7 @@ impl Table {
     pub(crate) fn remove(&mut self, id: u64, shared: &mut Shared) {
         let Some(mut entry) = self.entries.remove(&id) else { return };
         self.ids.remove(&entry.key);
+        self.last = None;
         if let Some(at) = entry.timer {
             self.timers.remove(&(at, id));
         }

@@ -40,6 +40,11 @@ impl End {
         }
     }
 
+    /// Whether small segments are queued and written together.
+    pub(super) fn gathers(&self) -> bool {
+        matches!(self, Self::Socket(_))
+    }
+
     /// Takes bytes that wait, and removes them from their queue.
     pub(super) fn send_queued(&mut self, queue: &mut Queue, pool: &mut Pool) -> Result<(), Errno> {
         match self {

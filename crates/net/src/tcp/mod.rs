@@ -44,6 +44,8 @@ const RTO_LIMIT: Duration = Duration::from_secs(60);
 const MAX_ATTEMPTS: u32 = 10;
 /// As long as Linux tries to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(130);
+/// Events after which a socket has an end to read.
+const ENDS: EventFlags = EventFlags::RDHUP.union(EventFlags::HUP).union(EventFlags::ERR);
 /// How long a guest that has sent its FIN is silent before it is probed.
 const HALF_CLOSED_IDLE: Duration = Duration::from_secs(60);
 
@@ -90,8 +92,10 @@ struct FromGuest {
     limit: usize,
     /// Bytes since the limit was last raised.
     since_raise: usize,
-    /// What the host's socket did not take.
+    /// What the host's socket did not take, and small segments that are written together.
     queue: Queue,
+    /// The host's socket takes nothing until an event.
+    blocked: bool,
     /// The shift of the window that the guest knows.
     shift: u8,
     /// The guest has sent its SYN, so the numbers above are known.
@@ -119,6 +123,8 @@ struct ToGuest {
     queue: Queue,
     /// The host's socket may have something.
     readable: bool,
+    /// The host's socket has an end or an error: nothing but a read finds it.
+    ends: bool,
     /// The host has sent its FIN, which follows the queue.
     fin: bool,
     fin_acked: bool,
@@ -175,6 +181,7 @@ impl TcpFlow {
                 limit,
                 since_raise: 0,
                 queue: Queue::default(),
+                blocked: false,
                 shift: if window_shift.is_some() { WINDOW_SHIFT } else { 0 },
                 is_known: true,
                 fin: false,
@@ -189,6 +196,7 @@ impl TcpFlow {
                 mss: syn.mss.unwrap_or(DEFAULT_MSS).max(MIN_MSS),
                 queue: Queue::default(),
                 readable: false,
+                ends: false,
                 fin: false,
                 fin_acked: false,
                 duplicate_acks: 0,
@@ -271,6 +279,7 @@ impl TcpFlow {
             if failed || events.contains(EventFlags::OUT) {
                 end.error()?;
                 self.connected();
+                self.to_guest.ends = events.intersects(ENDS);
             }
             return Ok(());
         }
@@ -278,11 +287,13 @@ impl TcpFlow {
             self.reset_guest();
             return Ok(());
         }
+        self.to_guest.ends |= events.intersects(ENDS);
         if self.phase == Phase::Calling {
             return Ok(());
         }
         self.to_guest.readable = true;
         if events.intersects(EventFlags::OUT | EventFlags::HUP) {
+            self.from_guest.blocked = false;
             self.write_queued(shared);
         }
         Ok(())

@@ -9,6 +9,11 @@ use crate::buffer::{CHUNK, FLOW_LIMIT, share};
 use crate::packet::Segment;
 use crate::seq::Seq;
 
+/// Bytes of a segment that is written at once.
+const DIRECT: usize = 16 << 10;
+/// Bytes of small segments that are written together.
+const TOGETHER: usize = 64 << 10;
+
 impl TcpFlow {
     /// A segment of the guest.
     pub(crate) fn segment(&mut self, segment: &Segment<'_>, now: Instant, shared: &mut Shared) {
@@ -17,7 +22,7 @@ impl TcpFlow {
             return;
         }
         if segment.rst {
-            self.guest_reset(segment);
+            self.guest_reset(segment, shared);
             return;
         }
         match self.phase {
@@ -61,12 +66,14 @@ impl TcpFlow {
     }
 
     /// A guest has no reason to forge resets of its own flows, so one in the window counts.
-    fn guest_reset(&mut self, segment: &Segment<'_>) {
+    fn guest_reset(&mut self, segment: &Segment<'_>, shared: &mut Shared) {
         let from_guest = &self.from_guest;
         let offset = segment.seq.since(from_guest.next);
         let window = from_guest.edge.bytes_since(from_guest.next);
         let is_in_window = usize::try_from(offset).is_ok_and(|offset| offset <= window);
         if self.phase == Phase::Connecting || is_in_window {
+            // What came before the reset.
+            self.write_queued(shared);
             self.reset_host();
             self.phase = Phase::Over;
         }
@@ -128,11 +135,14 @@ impl TcpFlow {
         }
     }
 
-    /// Writes to the host, and queues what it does not take. Returns whether the host is there.
+    /// Passes bytes to the host, and queues what it does not take. Small segments are queued and
+    /// written together. Returns whether the host is there.
     fn deliver(&mut self, bytes: &[u8], shared: &mut Shared) -> bool {
         let Some(end) = &mut self.end else { return false };
+        let from_guest = &mut self.from_guest;
         let mut written = 0;
-        if self.from_guest.queue.len() == 0 && !bytes.is_empty() {
+        let is_direct = !bytes.is_empty() && (bytes.len() >= DIRECT || !end.gathers());
+        if is_direct && from_guest.queue.len() == 0 && !from_guest.blocked {
             match end.send(bytes) {
                 Ok(count) => written = count,
                 Err(Errno::AGAIN) => {}
@@ -141,18 +151,27 @@ impl TcpFlow {
                     return false;
                 }
             }
+            from_guest.blocked = written < bytes.len();
         }
-        self.from_guest.queue.push(&bytes[written..], &mut shared.pool);
-        true
+        from_guest.queue.push(&bytes[written..], &mut shared.pool);
+        if from_guest.queue.len() >= TOGETHER {
+            self.write_queued(shared);
+        }
+        self.end.is_some()
     }
 
-    /// The host's socket takes bytes again.
-    pub(super) fn write_queued(&mut self, shared: &mut Shared) {
+    /// Whether [`TcpFlow::write_queued`] is due.
+    pub(crate) const fn has_unwritten(&self) -> bool {
+        self.from_guest.queue.len() > 0 && !self.from_guest.blocked
+    }
+
+    /// Writes what is queued, as far as the host's socket takes it.
+    pub(crate) fn write_queued(&mut self, shared: &mut Shared) {
         let Some(end) = &mut self.end else { return };
-        while self.from_guest.queue.len() > 0 {
+        while self.from_guest.queue.len() > 0 && !self.from_guest.blocked {
             match end.send_queued(&mut self.from_guest.queue, &mut shared.pool) {
                 Ok(()) => {}
-                Err(Errno::AGAIN) => break,
+                Err(Errno::AGAIN) => self.from_guest.blocked = true,
                 Err(_) => {
                     self.reset_guest();
                     return;

@@ -12,6 +12,8 @@ use crate::frame::{Frame, Link, narrow};
 use crate::network::link_headers;
 use crate::seq::Seq;
 
+/// The most that one read of the host's socket takes.
+const READ: usize = 256 << 10;
 /// The most payload of a segment: an IP packet has at most 65,535 bytes.
 const MAX_PAYLOAD: usize = 65_535 - IPV4_HEADER_LEN - TCP_HEADER_LEN;
 
@@ -153,12 +155,14 @@ impl TcpFlow {
         while to_guest.readable && !to_guest.fin && to_guest.unsent() < MAX_PAYLOAD {
             let held = to_guest.queue.len();
             let (used, _) = shared.pool.usage();
-            let room = share(used).saturating_sub(held).min(MAX_PAYLOAD);
+            let room = share(used).saturating_sub(held).min(READ);
             if room == 0 {
                 break;
             }
             match end.receive(&mut to_guest.queue, room, &mut shared.pool) {
                 Ok(0) => to_guest.fin = true,
+                // It is empty, and what arrives from now on is an event.
+                Ok(count) if count < room && !to_guest.ends => to_guest.readable = false,
                 Ok(_) => {}
                 Err(Errno::AGAIN) => to_guest.readable = false,
                 Err(_) => {

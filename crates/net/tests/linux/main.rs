@@ -4,10 +4,12 @@
 mod datagrams;
 mod dns;
 mod names;
+mod namespace;
 mod policy;
 mod published;
 mod servers;
 mod slow;
+mod tap;
 mod tcp;
 mod thaw;
 mod throughput;

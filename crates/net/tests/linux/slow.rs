@@ -10,7 +10,7 @@ use crate::servers::{Pattern, serve};
 use crate::world::{HOST_V4, Settings, World, is_possible};
 
 /// What one flow may hold in one direction.
-const FLOW_LIMIT: u64 = 256 << 10;
+const FLOW_LIMIT: u64 = 512 << 10;
 const LEN: usize = 32 << 20;
 
 /// Writes until the other side has taken nothing for a while; returns the bytes, which are zeros.

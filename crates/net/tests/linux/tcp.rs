@@ -67,7 +67,7 @@ fn transfer(settings: Settings) {
     let counters = world.counters();
     assert_eq!(counters.dropped_invalid, 0, "{counters:?}");
     assert_eq!(counters.buffered, 0, "{counters:?}");
-    assert!(counters.buffered_peak <= 520 << 10, "{counters:?}");
+    assert!(counters.buffered_peak <= (1 << 20) + 8192, "{counters:?}");
 }
 
 #[test]

@@ -1,26 +1,25 @@
 //! Two hosts in network namespaces of their own: in one are the servers and the broker, the other
 //! is the guest, a Linux kernel whose only link is a tap device with a proxy behind it.
 
-use std::any::Any;
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
-use firn_net::{
-    Broker, Counters, FrameHeader, GuestNetwork, Offloads, PinTimes, Policy, Proxy, PublishedPorts,
-};
+use firn_net::{Broker, Counters, GuestNetwork, Offloads, PinTimes, Policy, Proxy, PublishedPorts};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::{OFlags, fcntl_setfl};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule, TargetArch,
 };
+
+use crate::namespace::Namespace;
+use crate::tap::{VNET_HEADER, decode, encode, open_tap};
 
 /// The host's addresses.
 pub(crate) const HOST_V4: &str = "192.0.2.1";
@@ -28,56 +27,7 @@ pub(crate) const HOST_V6: &str = "2001:db8::1";
 /// An address without a host.
 pub(crate) const NOWHERE: &str = "198.51.100.7";
 
-const VNET_HEADER: usize = 10;
-const TUN_F_CSUM: libc::c_ulong = 1;
-const TUN_F_TSO4: libc::c_ulong = 2;
-const TUN_F_TSO6: libc::c_ulong = 4;
-
-type Job = Box<dyn FnOnce() + Send>;
 type Order = Box<dyn FnOnce(&mut Proxy) + Send>;
-
-/// A network namespace: a thread that starts other threads in it.
-pub(crate) struct Namespace {
-    jobs: Sender<Job>,
-}
-
-impl Namespace {
-    pub(crate) fn new() -> Self {
-        let (jobs, queue) = channel::<Job>();
-        thread::spawn(move || {
-            // SAFETY: the network namespace is of this thread alone, and no descriptor changes.
-            unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }
-                .unwrap();
-            queue.into_iter().for_each(|job| job());
-        });
-        Self { jobs }
-    }
-
-    /// Starts a thread in the namespace.
-    pub(crate) fn spawn<T: Send + 'static>(
-        &self,
-        run: impl FnOnce() -> T + Send + 'static,
-    ) -> JoinHandle<T> {
-        let (send, receive) = channel();
-        self.jobs.send(Box::new(move || send.send(thread::spawn(run)).unwrap())).unwrap();
-        receive.recv().unwrap()
-    }
-
-    /// Runs in the namespace, and waits.
-    pub(crate) fn run<T: Send + 'static>(&self, run: impl FnOnce() -> T + Send + 'static) -> T {
-        self.spawn(run).join().unwrap_or_else(|panic: Box<dyn Any + Send>| {
-            std::panic::resume_unwind(panic);
-        })
-    }
-
-    pub(crate) fn sh(&self, script: &str) {
-        let script = script.to_owned();
-        self.run(move || {
-            let status = Command::new("sh").args(["-ec", &script]).status().unwrap();
-            assert!(status.success(), "{script}");
-        });
-    }
-}
 
 /// How the guest's link is.
 #[derive(Clone, Copy)]
@@ -198,31 +148,6 @@ pub(crate) fn dns_address() -> std::net::SocketAddr {
     format!("{HOST_V4}:53").parse().unwrap()
 }
 
-#[repr(C)]
-struct InterfaceRequest {
-    name: [u8; 16],
-    flags: libc::c_short,
-    rest: [u8; 22],
-}
-
-fn open_tap(offloads: Offloads) -> File {
-    let tap = fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun").unwrap();
-    let mut request = InterfaceRequest { name: [0; 16], flags: 0, rest: [0; 22] };
-    request.name[..4].copy_from_slice(b"tap0");
-    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-    request.flags = libc::c_short::try_from(flags).unwrap();
-    let fd = std::os::fd::AsRawFd::as_raw_fd(&tap);
-    // SAFETY: the argument is a `struct ifreq`, which lives for the call.
-    assert_eq!(unsafe { libc::ioctl(fd, libc::TUNSETIFF, &raw mut request) }, 0);
-    let mut features = if offloads.checksum { TUN_F_CSUM } else { 0 };
-    features |= if offloads.tso4 { TUN_F_TSO4 } else { 0 };
-    features |= if offloads.tso6 { TUN_F_TSO6 } else { 0 };
-    // SAFETY: the argument is a number.
-    assert_eq!(unsafe { libc::ioctl(fd, libc::TUNSETOFFLOAD, features) }, 0);
-    fcntl_setfl(&tap, OFlags::NONBLOCK).unwrap();
-    tap
-}
-
 /// Ends the process when this thread, in which the proxy is, does what a monitor's jail denies:
 /// it makes or connects a socket, sends to another address, or changes a socket's options beyond
 /// the one that a proxy needs.
@@ -287,24 +212,4 @@ fn drive(mut proxy: Proxy, mut tap: File, orders: &Receiver<Order>, mut wake: Fi
         let second = Timespec { tv_sec: 1, tv_nsec: 0 };
         poll(&mut fds, Some(&second)).unwrap();
     }
-}
-
-fn decode(bytes: &[u8]) -> FrameHeader {
-    let word = |at: usize| u16::from_ne_bytes([bytes[at], bytes[at + 1]]);
-    FrameHeader {
-        flags: bytes[0],
-        gso_type: bytes[1],
-        hdr_len: word(2),
-        gso_size: word(4),
-        csum_start: word(6),
-        csum_offset: word(8),
-    }
-}
-
-fn encode(header: FrameHeader) -> Vec<u8> {
-    let mut bytes = vec![header.flags, header.gso_type];
-    for word in [header.hdr_len, header.gso_size, header.csum_start, header.csum_offset] {
-        bytes.extend(word.to_ne_bytes());
-    }
-    bytes
 }

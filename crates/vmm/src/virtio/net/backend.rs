@@ -34,6 +34,9 @@ pub(crate) trait NetworkBackend: Send + Debug {
     /// Takes a packet of the guest. Returns whether it was sent.
     fn transmit(&mut self, packet: &[u8]) -> bool;
 
+    /// No packet of the guest is at hand: what the backend gathers goes out.
+    fn flush(&mut self) {}
+
     /// What a snapshot keeps of it. The guest does not run.
     fn save(&self) -> NetworkState {
         NetworkState::default()

@@ -100,6 +100,11 @@ impl NetworkBackend for Intercepted {
         self.backend.as_mut().is_some_and(|backend| backend.transmit(packet))
     }
 
+    fn flush(&mut self) {
+        self.service.flush();
+        self.backend.iter_mut().for_each(|backend| backend.flush());
+    }
+
     fn save(&self) -> NetworkState {
         let backend = self.backend.as_ref().map(|backend| backend.save()).unwrap_or_default();
         backend.after(self.service.save())

@@ -215,6 +215,9 @@ impl Net {
             from_guest.iter_mut().for_each(|limiter| limiter.take(u64_of(frame)));
             queue.push_used(mem, &chain, 0)?;
         }
+        if let Some(backend) = backend {
+            backend.flush();
+        }
         Ok(())
     }
 

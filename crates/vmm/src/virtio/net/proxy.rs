@@ -16,8 +16,10 @@ use super::{HEADER_LEN, MAX_FRAME, Metadata, NetworkConfig};
 #[derive(Debug)]
 pub(super) struct UserNetwork {
     proxy: Proxy,
-    /// The packet that waits for the guest; empty if none does.
+    /// Memory of the packet that waits for the guest.
     packet: Vec<u8>,
+    /// Bytes of that packet; 0 if none waits.
+    len: usize,
 }
 
 impl UserNetwork {
@@ -34,7 +36,7 @@ impl UserNetwork {
         let NetworkConfig { mac, mtu } = config;
         let network = GuestNetwork { mac, mtu, ..GuestNetwork::default() };
         let proxy = Proxy::new(network, broker)?.with_resets(resets);
-        Ok(Self { proxy, packet: Vec::new() })
+        Ok(Self { proxy, packet: Vec::new(), len: 0 })
     }
 
     /// The metadata service of a guest with this device.
@@ -44,14 +46,15 @@ impl UserNetwork {
     pub(super) fn metadata(config: NetworkConfig, metadata: Metadata) -> io::Result<Self> {
         let NetworkConfig { mac, mtu } = config;
         let Metadata { config, store } = metadata;
-        Ok(Self { proxy: Proxy::metadata(mac, mtu, config, store)?, packet: Vec::new() })
+        let proxy = Proxy::metadata(mac, mtu, config, store)?;
+        Ok(Self { proxy, packet: Vec::new(), len: 0 })
     }
 }
 
 impl NetworkBackend for UserNetwork {
     fn start(&mut self, features: u64) -> io::Result<()> {
         // It may need what this driver does not accept.
-        self.packet.clear();
+        self.len = 0;
         let has = |feature: u32| features & 1 << feature != 0;
         self.proxy.set_offloads(Offloads {
             checksum: has(VIRTIO_NET_F_GUEST_CSUM),
@@ -70,16 +73,16 @@ impl NetworkBackend for UserNetwork {
     }
 
     fn packet(&mut self) -> Option<&mut [u8]> {
-        if self.packet.is_empty() {
-            let (header, frame) = self.proxy.receive(MAX_FRAME)?;
-            self.packet.extend(bytes_of(header));
-            self.packet.extend_from_slice(frame);
+        if self.len == 0 {
+            let (header, len) = self.proxy.receive_into(&mut self.packet, HEADER_LEN, MAX_FRAME)?;
+            self.packet[..HEADER_LEN].copy_from_slice(&bytes_of(header));
+            self.len = HEADER_LEN + len;
         }
-        Some(&mut self.packet)
+        Some(&mut self.packet[..self.len])
     }
 
     fn taken(&mut self) {
-        self.packet.clear();
+        self.len = 0;
     }
 
     fn transmit(&mut self, packet: &[u8]) -> bool {
@@ -88,8 +91,12 @@ impl NetworkBackend for UserNetwork {
         true
     }
 
+    fn flush(&mut self) {
+        self.proxy.flush();
+    }
+
     fn save(&self) -> NetworkState {
-        if self.packet.is_empty() { self.proxy.save() } else { self.proxy.save_without_last() }
+        if self.len == 0 { self.proxy.save() } else { self.proxy.save_without_last() }
     }
 
     fn restore(&mut self, state: &NetworkState) {
