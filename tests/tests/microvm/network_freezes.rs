@@ -140,7 +140,7 @@ fn a_pooled_post_after_a_thaw_is_sent_once() {
         let mut served = Served::default();
         served.add(&received);
         assert_eq!((served.bodies.len(), served.connections), (6, 2), "the clients have pools");
-        let mut freeze = |count: usize, keep: &[&str]| {
+        let freeze = |count: usize, keep: &[&str]| {
             let held = ask(&world, "booted", &hold(count));
             world.firn(["freeze"]).args(keep).args(["booted", &format!("with-{held}")]).run().ok();
         };

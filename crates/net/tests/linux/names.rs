@@ -15,8 +15,9 @@ use rustix::net::{
 use smoltcp::wire::DnsQueryType;
 
 use crate::dns::{NameServer, query, resolve, resolve_over_tcp};
+use crate::namespace::Namespace;
 use crate::servers::{echo, serve};
-use crate::world::{HOST_V4, Namespace, Settings, World, is_possible, start_broker};
+use crate::world::{HOST_V4, Settings, World, is_possible, start_broker};
 
 /// Each address of [`Internet`] has a server at this port and the next one.
 const PORT: u16 = 7000;
