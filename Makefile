@@ -201,9 +201,8 @@ bench: guests
 bench-regression: build
 	$(xtask) bench-regression
 
-# The user-mode network beside passt, as root: throughput, processor time, latency and memory, in five
-# minutes. PASST is passt's program; the published figures are those of Debian 13's package. JSON=FILE
-# keeps the results.
+# The user-mode network beside passt, as root: throughput, processor time, latency and memory, in
+# five minutes. PASST is passt's program, by default the installed one. JSON=FILE keeps the results.
 bench-network: setup
 	cargo bench -p firn-net --bench network -- --passt "$(or $(PASST),passt)" \
 	    $(if $(JSON),--json "$(abspath $(JSON))")

@@ -219,8 +219,8 @@ impl Proxy {
         Some((header, frame))
     }
 
-    /// Writes the next frame into `packet` from `offset` on, as [`Proxy::receive`] does, and returns
-    /// its bytes. `packet` becomes as long as that needs.
+    /// Writes the next frame into `packet` from `offset` on, as [`Proxy::receive`] does. Returns
+    /// its header and its bytes. `packet` becomes as long as that needs.
     pub fn receive_into(
         &mut self,
         packet: &mut Vec<u8>,

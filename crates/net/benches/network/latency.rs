@@ -15,13 +15,14 @@ const ROUNDS: usize = 5000;
 
 /// A way to the host and back.
 type Round = Box<dyn FnMut() + Send>;
+type Open = fn(&Subject) -> Round;
 
 /// The median and the 99th percentile over an established flow of each protocol, in microseconds.
 pub(crate) fn measure(settings: &Settings) -> Vec<Value> {
     let link = Link { mtu: 1500, offloads: false };
     let subjects =
         [Kind::Firn, Kind::Passt].map(|kind| Subject::start(&settings.engines, kind, link));
-    let parts: [(&str, fn(&Subject) -> Round); 2] = [("TCP", tcp), ("UDP", udp)];
+    let parts: [(&str, Open); 2] = [("TCP", tcp), ("UDP", udp)];
     print("round trip | quantile | µs: firn, passt, ratio");
     let mut rows = Vec::new();
     for (protocol, open) in parts {

@@ -40,7 +40,7 @@ struct Settings {
     /// How long a run of the throughput is.
     time: Duration,
     parts: String,
-    /// The directions and numbers of flows of the throughput, such as `from guest 64`; all if empty.
+    /// The rows of the throughput whose names have this, such as `from guest`.
     only: String,
 }
 

@@ -42,7 +42,7 @@ pub(crate) enum Kind {
 pub(crate) struct Link {
     pub(crate) mtu: u16,
     /// Checksums and segmentation are left to the other side, in both directions. passt's socket
-    /// has no way to say so.
+    /// has no header for that.
     pub(crate) offloads: bool,
 }
 

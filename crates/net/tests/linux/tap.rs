@@ -18,7 +18,8 @@ struct InterfaceRequest {
     rest: [u8; 22],
 }
 
-/// Opens the device `tap0`, whose kernel leaves `offloads` to this process. Each frame has a header.
+/// Opens the device `tap0`, whose kernel leaves `offloads` to this process. Each frame has a
+/// header.
 pub(crate) fn open_tap(offloads: Offloads) -> File {
     let tap = fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun").unwrap();
     let mut request = InterfaceRequest { name: [0; 16], flags: 0, rest: [0; 22] };
