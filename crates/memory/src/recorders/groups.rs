@@ -2,8 +2,8 @@
 //! 4.2 and 4.3).
 //!
 //! The run uses `firecracker` with the kernel's read-ahead, on a cold page cache. Each time the
-//! resident memory of the guest's process has grown by 1024 pages, mincore returns which pages of the
-//! image are cached; the newly cached pages are the next group. So a group holds pages that the
+//! resident memory of the guest's process has grown by 1024 pages, mincore returns which pages of
+//! the image are cached; the newly cached pages are the next group. So a group holds pages that the
 //! guest touched and pages that the host read ahead, in the order of access at a resolution of 1024
 //! pages. As in the paper, the resident memory is polled: a group can be larger than 1024 pages.
 
