@@ -250,6 +250,8 @@ impl TcpFlow {
     pub(crate) fn set_metadata(&mut self, connection: Connection) {
         self.end = Some(End::Metadata(Box::new(connection)));
         self.connected();
+        // It has no events, so it is read until it has nothing.
+        self.to_guest.ends = true;
     }
 
     /// When the guest last used its connection to the metadata service, if it is one.
