@@ -55,8 +55,8 @@ fn rules_that_are_not_valid_are_named() {
         return;
     }
     let wrong = [
-        ("allow:10.0.0.0/33", "has no valid address or network, such as 10.0.0.0/8"),
-        ("allow:10.0.0/8", "has no valid address or network"),
+        ("allow:10.0.0.0/33", "has no valid address, network or host name, such as 10.0.0.0/8"),
+        ("allow:10.0.0/8", "has no valid address, network or host name"),
         ("allow:10.0.0.0/8:0", "has no valid port; ports are 1 to 65535"),
         ("10.0.0.0/8", "begins with neither \"allow:\" nor \"deny:\""),
     ];
