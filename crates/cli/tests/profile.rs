@@ -9,6 +9,14 @@ use firn_base::{PageRange, error_chain};
 use firn_memory::page_cache::evict;
 use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
 use firn_snapshot::{PageSet, Profile, Snapshot, Verify, open_pooled, set_profile};
+use firn_vmm::{KVM_DEVICE, open_kvm};
+use tempfile::TempDir;
+
+/// A directory for a test on a host with KVM.
+fn folder() -> Option<TempDir> {
+    let able = open_kvm(KVM_DEVICE.as_ref()).is_ok();
+    firn_required::has("kvm", able).then(|| tempfile::tempdir().unwrap())
+}
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
@@ -42,7 +50,7 @@ fn profile(path: &Path) -> Profile {
 
 #[test]
 fn parts_are_recorded_kept_and_shown() {
-    let dir = tempfile::tempdir().unwrap();
+    let Some(dir) = folder() else { return };
     let path = dir.path().join("snapshot");
     make(&["--trace", "json-a,json-b", "--out", text(&path)]);
     record(&[text(&path), "--input", "json-b", "--part", "writes"]).unwrap();
@@ -74,7 +82,7 @@ fn parts_are_recorded_kept_and_shown() {
 /// Each part by a recorder of its own, with all walls around the guest.
 #[test]
 fn every_part_is_recorded_of_a_jailed_guest() {
-    let dir = tempfile::tempdir().unwrap();
+    let Some(dir) = folder() else { return };
     let path = dir.path().join("snapshot");
     make(&["--trace", "json-a,json-b", "--out", text(&path)]);
     if !firn_required::has("root", rustix::process::geteuid().is_root()) {
@@ -108,7 +116,7 @@ fn every_part_is_recorded_of_a_jailed_guest() {
 
 #[test]
 fn a_part_that_cannot_be_recorded_is_an_error() {
-    let dir = tempfile::tempdir().unwrap();
+    let Some(dir) = folder() else { return };
     let path = dir.path().join("snapshot");
     make(&["--trace", "sequential-read:4M", "--out", text(&path)]);
     let refused = |words: &[&str]| {
@@ -126,7 +134,7 @@ fn a_part_that_cannot_be_recorded_is_an_error() {
 
 #[test]
 fn a_profile_that_is_not_the_snapshots_or_empty_is_refused() {
-    let dir = tempfile::tempdir().unwrap();
+    let Some(dir) = folder() else { return };
     let path = dir.path().join("snapshot");
     make(&["--trace", "sequential-read:4M", "--out", text(&path)]);
     let id = Snapshot::open(&path).unwrap().manifest().description.id;
@@ -157,7 +165,7 @@ fn pool(dir: &Path, mebibytes: u64) -> Server {
 
 #[test]
 fn a_snapshot_in_a_pool_gets_a_profile_by_one_commit() {
-    let dir = tempfile::tempdir().unwrap();
+    let Some(dir) = folder() else { return };
     let _manager = pool(dir.path(), 64);
     let socket = dir.path().join("pool.sock");
     let place = ["--pool", text(&socket)];
@@ -180,7 +188,7 @@ fn a_snapshot_in_a_pool_gets_a_profile_by_one_commit() {
 
 #[test]
 fn a_pool_without_room_for_both_reports_how_much_is_missing() {
-    let dir = tempfile::tempdir().unwrap();
+    let Some(dir) = folder() else { return };
     let _manager = pool(dir.path(), 24);
     let socket = dir.path().join("pool.sock");
     let place = ["--pool", text(&socket)];
@@ -193,7 +201,7 @@ fn a_pool_without_room_for_both_reports_how_much_is_missing() {
 
 #[test]
 fn a_loading_set_is_packed_once_and_anew_for_other_options() {
-    let dir = tempfile::tempdir().unwrap();
+    let Some(dir) = folder() else { return };
     let path = dir.path().join("snapshot");
     make(&["--trace", "sequential-read:4M", "--out", text(&path)]);
     let pack = |planner: &str| firn(&["profile", "pack"], &[text(&path), "--planner", planner]);

@@ -55,7 +55,7 @@ fn unit_tests_skip_what_requires_a_kvm_without_one() {
         commands("unit-tests", host(false, false)),
         [format!(
             "{all} -- --skip microvm:: --skip player:: --skip floor:: --skip freeze:: \
-             --skip tier::emulated:: --skip systor:: --skip commands::profile::"
+             --skip tier::emulated:: --skip systor::"
         )]
     );
 }
@@ -66,16 +66,17 @@ fn monitor_tests_run_modules_and_programs_in_one_lab() {
     let built = [
         "-p firn-vmm --lib",
         "-p firn-bench --lib",
-        "-p firn --bin firn",
         "-p firn --test bad_profiles",
         "-p firn --test bench",
         "-p firn --test capacity",
         "-p firn --test drift",
         "-p firn --test jail",
         "-p firn --test monitor",
+        "-p firn --test network",
         "-p firn --test paged_planners",
         "-p firn --test pager",
         "-p firn --test pool_refusals",
+        "-p firn --test profile",
         "-p firn --test signatures",
         "-p firn --test supervisor",
         "-p firn --test thaw",
@@ -87,12 +88,12 @@ fn monitor_tests_run_modules_and_programs_in_one_lab() {
     }
     assert_eq!(
         commands[built.len()],
-        "/t/release/firn lab run --cpus 1 --timeout 3600 --in firn_vmm --in firn_bench --in firn --in bad_profiles \
-         --in bench --in capacity --in drift --in jail --in monitor --in paged_planners --in pager --in pool_refusals --in signatures --in supervisor --in thaw --in tier \
+        "/t/release/firn lab run --cpus 1 --timeout 3600 --in firn_vmm --in firn_bench --in bad_profiles \
+         --in bench --in capacity --in drift --in jail --in monitor --in network --in paged_planners --in pager --in pool_refusals --in profile --in signatures --in supervisor --in thaw --in tier \
          --env FIRN_REQUIRE=kvm,root,disk,cpu_limits -- sh -c 'mkdir -p /t/debug; ln -s /bin/firn /t/debug/firn; failed=; \
-         for program in /in/firn_vmm /in/firn_bench /in/firn; do $program --test-threads=1 microvm:: player:: floor:: \
-         freeze:: tier::emulated:: systor:: commands::profile:: || failed=1; done; for program in /in/bad_profiles /in/bench /in/capacity \
-         /in/drift /in/jail /in/monitor /in/paged_planners /in/pager /in/pool_refusals /in/signatures /in/supervisor /in/thaw /in/tier; do $program --test-threads=1 || failed=1; done; \
+         for program in /in/firn_vmm /in/firn_bench; do $program --test-threads=1 microvm:: player:: floor:: \
+         freeze:: tier::emulated:: systor:: || failed=1; done; for program in /in/bad_profiles /in/bench /in/capacity \
+         /in/drift /in/jail /in/monitor /in/network /in/paged_planners /in/pager /in/pool_refusals /in/profile /in/signatures /in/supervisor /in/thaw /in/tier; do $program --test-threads=1 || failed=1; done; \
          test -z \"$failed\"'"
     );
 }

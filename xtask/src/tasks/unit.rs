@@ -7,36 +7,28 @@ use crate::context::Context;
 
 /// Modules of unit tests that require a KVM. `unit-tests` skips them without one, and
 /// `monitor-tests` runs them in the lab.
-const KVM_MODULES: [&str; 7] = [
-    "microvm::",
-    "player::",
-    "floor::",
-    "freeze::",
-    "tier::emulated::",
-    "systor::",
-    "commands::profile::",
-];
+const KVM_MODULES: [&str; 6] =
+    ["microvm::", "player::", "floor::", "freeze::", "tier::emulated::", "systor::"];
 
 /// The unit test programs with those modules: arguments for cargo, and the target's name.
-const KVM_UNIT_TESTS: [(&str, &str); 3] = [
-    ("-p firn-vmm --lib", "firn_vmm"),
-    ("-p firn-bench --lib", "firn_bench"),
-    ("-p firn --bin firn", "firn"),
-];
+const KVM_UNIT_TESTS: [(&str, &str); 2] =
+    [("-p firn-vmm --lib", "firn_vmm"), ("-p firn-bench --lib", "firn_bench")];
 
 /// Test programs of the package firn that require a KVM. Without one they pass without a check, and
 /// `monitor-tests` runs them in the lab. The program `lost` is in `lab-tests`, because KVM handles
 /// its faults differently there.
-const KVM_PROGRAMS: [&str; 13] = [
+const KVM_PROGRAMS: [&str; 15] = [
     "bad_profiles",
     "bench",
     "capacity",
     "drift",
     "jail",
     "monitor",
+    "network",
     "paged_planners",
     "pager",
     "pool_refusals",
+    "profile",
     "signatures",
     "supervisor",
     "thaw",
