@@ -307,8 +307,8 @@ fn published(line: &str) -> SocketAddr {
 }
 
 #[test]
-fn traffic_goes_on_after_5_freezes() {
-    freeze_under_traffic(5);
+fn traffic_goes_on_after_2_freezes() {
+    freeze_under_traffic(2);
 }
 
 #[test]

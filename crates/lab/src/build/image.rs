@@ -86,7 +86,7 @@ impl Contents {
         unneeded(self.suite).for_each(|name| lines.push(name));
         lines.extend(self.runtime_files.iter().flat_map(|(name, text)| [*name, *text]));
         lines.extend(self.added.iter().map(String::as_str));
-        format!("1 {}", sha256(lines.join("\n") + "\n"))
+        format!("2 {}", sha256(lines.join("\n") + "\n"))
     }
 }
 
@@ -452,7 +452,7 @@ fn make_skeleton(root: &Path, suite: Suite) -> io::Result<()> {
             "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
         ),
         ("etc/group", "root:x:0:\nnogroup:x:65534:\n"),
-        ("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
+        ("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n"),
         ("etc/hosts", "127.0.0.1 localhost\n::1 localhost\n"),
         ("etc/hostname", "firn\n"),
         ("var/lib/dpkg/status", ""),
