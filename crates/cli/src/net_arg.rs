@@ -51,13 +51,13 @@ pub(crate) struct NetArgs {
     /// one the guest reaches what is globally reachable
     #[arg(long, value_name = "RULE")]
     egress: Vec<String>,
-    /// With --net proxy: connect programs of this host to a port of the guest, as
-    /// [HOST:]PORT:GUEST such as 8080:80, 0.0.0.0:8080:80 or [::1]:8080:80, or as unix:PATH:GUEST;
-    /// without HOST it is 127.0.0.1, and port 0 is one that is free
+    /// With --net proxy: connect programs of this host to a port of the guest, as PORT:GUEST or
+    /// HOST:PORT:GUEST such as 8080:80 or 0.0.0.0:8080:80 (an IPv6 address in brackets), or as
+    /// unix:PATH:GUEST; without HOST it is 127.0.0.1, and port 0 is one that is free
     #[arg(long, value_name = "PORT")]
     publish: Vec<String>,
     /// A JSON object that the guest reads over HTTP at 169.254.169.254:
-    /// FILE[,version=1|2][,address=ADDRESS]; version 2 requires tokens; see
+    /// FILE, with ,version=2 to require tokens and ,address=ADDRESS for another address; see
     /// docs/concepts/network.md
     #[arg(long, value_name = "FILE")]
     metadata: Option<MetadataArg>,
