@@ -102,8 +102,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
     cpu_limit: Option<u32>,
     /// The network of functions without FIRN_NETWORK=none: none, proxy for sockets of this host, or
-    /// tap:PREFIX,network=ADDRESS/BITS with ,dns=ADDRESS for the existing tap devices PREFIX0, PREFIX1
-    /// and so on, one for each running microVM; see docs/concepts/network.md
+    /// tap:PREFIX,network=ADDRESS/BITS, and ,dns=ADDRESS if wanted, for the existing tap devices
+    /// PREFIX0, PREFIX1 and so on, one for each running microVM; see docs/concepts/network.md
     #[arg(long, value_name = "NETWORK", default_value = "proxy")]
     network: ServeNetworkArg,
     /// What functions reach: allow:NETWORK, allow:NETWORK:PORT, a host name as
