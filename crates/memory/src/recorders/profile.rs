@@ -140,7 +140,7 @@ impl ProfileRecordError {
 
 /// What records one run of a frozen guest.
 pub enum ProfileRecorder {
-    /// [`Touches`] of these parts, in the process of the guest.
+    /// [`Touches`](super::Touches) of these parts, in the process of the guest.
     Touches(Vec<Part>),
     /// Another process, beside the guest's.
     PageCache(Box<dyn PageCacheRecorder>),
