@@ -39,14 +39,18 @@ const SCRIPT: &str = "FIRN_TEST_SCRIPT";
 /// `$ORDER` the request as JSON. A line `held` on its output is the event of that name: its input
 /// ends with the release. The rest of its output is the report.
 pub(crate) fn monitor_program(directory: &Path, script: &str) -> PathBuf {
-    let (path, script_path) = (directory.join("firn"), directory.join("script"));
-    fs::write(&script_path, script).unwrap();
-    let test = std::env::current_exe().unwrap();
-    let command = format!(
-        "#!/bin/sh\n{SCRIPT}={} exec {} --exact testing::a_monitor_follows_its_script --nocapture\n",
-        script_path.display(),
-        test.display()
-    );
+    let path = directory.join("script");
+    fs::write(&path, script).unwrap();
+    test_program(directory, &format!("{SCRIPT}={}", path.display()), "a_monitor_follows_its_script")
+}
+
+/// A program that runs a test of this module with a variable.
+fn test_program(directory: &Path, variable: &str, test: &str) -> PathBuf {
+    let path = directory.join("firn");
+    let program = std::env::current_exe().unwrap();
+    let program = program.display();
+    let command =
+        format!("#!/bin/sh\n{variable} exec {program} --exact testing::{test} --nocapture\n");
     fs::write(&path, command).unwrap();
     fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
     path
@@ -115,14 +119,7 @@ pub(crate) fn record(
 ) -> Result<(), RecordError> {
     let _alone = one_at_a_time();
     let directory = tempfile::tempdir().unwrap();
-    let program = directory.path().join("firn");
-    let test = std::env::current_exe().unwrap();
-    let test = test.display();
-    let command = format!(
-        "#!/bin/sh\n{MONITOR}=1 exec {test} --exact testing::a_monitor_serves --nocapture\n"
-    );
-    fs::write(&program, command).unwrap();
-    fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    let program = test_program(directory.path(), &format!("{MONITOR}=1"), "a_monitor_serves");
     let (path, program, progress) = (snapshot.path(), &*program, &Quiet);
     let host = Host { path, program, progress, jail: Jail::new(JailMode::Off) };
     host.record(snapshot, input, recorder, profile)

@@ -20,6 +20,7 @@ use crate::guest::Listener;
 use crate::instance::{Instance, OwnedInstance};
 use crate::monitor::Supervisor;
 use crate::outcome::Outcome;
+use crate::player::traces_of;
 use crate::recording::RecordingFile;
 use crate::report::StartReport;
 use crate::spec::{HostSpec, InvokeSpec, OpenedFile, Origin, Recorded, ReplaySpec, SourceSpec};
@@ -29,12 +30,11 @@ use crate::spec::{StartSpec, ThawSpec};
 pub struct RecordedThaw<'a> {
     /// The snapshot.
     pub snapshot: &'a Snapshot,
-    /// Whether it is in a pool.
-    pub in_pool: bool,
     /// What a guest with Linux is asked.
     pub event: Option<&'a str>,
-    /// The trace that a player replays; `None` for its first.
-    pub trace: Option<&'a str>,
+    /// The name of the input in the profile: of a player the trace that it replays, which is its
+    /// first where this is `None`.
+    pub input: Option<&'a str>,
     /// The snapshot that a guest with Linux is frozen into after its answer, unless its function
     /// failed. It belongs to a recorder of the page cache.
     pub freeze: Option<&'a Path>,
@@ -109,10 +109,17 @@ impl RecordedThaw<'_> {
         host: &H,
         profile: &mut Profile,
     ) -> Result<Option<Outcome>, H::Error> {
-        match recorder {
+        let outcome = match recorder {
             ProfileRecorder::Touches(parts) => self.touches(parts, host, profile),
             ProfileRecorder::PageCache(recorder) => self.page_cache(recorder, host, profile),
+        }?;
+        let first = || traces_of(self.snapshot.manifest())?.first().copied();
+        if let Some(input) = self.input.or_else(first)
+            && profile.inputs.iter().all(|known| known != input)
+        {
+            profile.inputs.push(input.to_owned());
         }
+        Ok(outcome)
     }
 
     /// The monitor records.
@@ -126,7 +133,8 @@ impl RecordedThaw<'_> {
         let recording = RecordingFile::create(Recorded::Profile(parts), &mut descriptors);
         let (file, record) = recording.map_err(RecordError::from)?;
         // The contents of memory come from no plan: this one only opens the snapshot.
-        let planner = if self.in_pool { "pass_shared" } else { "firecracker" };
+        let in_pool = self.snapshot.image_file().is_none();
+        let planner = if in_pool { "pass_shared" } else { "firecracker" };
         let thaw = ThawSpec { record: Some(record), ..self.thaw(planner, host, &mut descriptors)? };
         let supervisor = host.spawn()?;
         let (_claimed, spec) = self.spec(thaw, &mut descriptors).map_err(RecordError::from)?;
@@ -194,7 +202,8 @@ impl RecordedThaw<'_> {
             keep: self.freeze.is_some(),
             compare: false,
         });
-        let input = self.trace.map(ToOwned::to_owned);
+        let trace = self.input.filter(|_| self.event.is_none());
+        let input = trace.map(ToOwned::to_owned);
         let replay = ReplaySpec { input, hold: true, ..ReplaySpec::default() };
         let planner = planner.to_owned();
         Ok(ThawSpec { source, planner, preloaded: false, root, invoke, replay, record: None })

@@ -1,12 +1,10 @@
 //! A DNS server (RFC 1035) for the names of the tests.
 
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-
-use super::site::{ADDRESS, SIX};
 
 const PORT: u16 = 53;
 /// The most bytes of an answer over UDP without extensions.
@@ -17,26 +15,26 @@ const TYPE_AAAA: u16 = 28;
 const TRUNCATED: u8 = 0x02;
 const NAME_ERROR: u8 = 3;
 
-/// How many addresses `many.test` has: their answer needs TCP.
-pub(super) const MANY: u8 = 120;
+/// The addresses of a name; without one there is no such name.
+type Addresses = fn(&str) -> Vec<IpAddr>;
 
 /// The server, in threads that end with the test program.
 #[derive(Debug)]
-pub(super) struct Dns {
+pub(crate) struct NameServer {
     over_tcp: Arc<AtomicUsize>,
 }
 
-impl Dns {
-    /// Listens on port 53 of [`ADDRESS`].
-    pub(super) fn start() -> Self {
-        let socket = UdpSocket::bind((ADDRESS, PORT)).unwrap();
-        let listener = TcpListener::bind((ADDRESS, PORT)).unwrap();
+impl NameServer {
+    /// Listens on port 53 of an address.
+    pub(crate) fn start(address: Ipv4Addr, addresses: Addresses) -> Self {
+        let socket = UdpSocket::bind((address, PORT)).unwrap();
+        let listener = TcpListener::bind((address, PORT)).unwrap();
         let over_tcp = Arc::new(AtomicUsize::new(0));
         thread::spawn(move || {
             let mut query = [0; 1 << 16];
             loop {
                 let (len, from) = socket.recv_from(&mut query).unwrap();
-                if let Some(answer) = answer(&query[..len], UDP_LIMIT) {
+                if let Some(answer) = answer(&query[..len], UDP_LIMIT, addresses) {
                     socket.send_to(&answer, from).unwrap();
                 }
             }
@@ -46,47 +44,46 @@ impl Dns {
             for connection in listener.incoming() {
                 count.fetch_add(1, Ordering::Relaxed);
                 // A client that ends early has what it wants.
-                thread::spawn(|| answer_stream(connection.unwrap()));
+                thread::spawn(move || answer_stream(connection.unwrap(), addresses));
             }
         });
         Self { over_tcp }
     }
 
     /// How many connections there were.
-    pub(super) fn over_tcp(&self) -> usize {
+    pub(crate) fn over_tcp(&self) -> usize {
         self.over_tcp.load(Ordering::Relaxed)
     }
 }
 
 /// Each message has its length before it.
-fn answer_stream(mut connection: TcpStream) -> io::Result<()> {
+fn answer_stream(mut connection: TcpStream, addresses: Addresses) -> io::Result<()> {
     loop {
         let mut length = [0; 2];
         connection.read_exact(&mut length)?;
         let mut query = vec![0; u16::from_be_bytes(length).into()];
         connection.read_exact(&mut query)?;
-        let Some(answer) = answer(&query, usize::from(u16::MAX)) else { return Ok(()) };
+        let answer = answer(&query, usize::from(u16::MAX), addresses);
+        let Some(answer) = answer else { return Ok(()) };
         let length = u16::try_from(answer.len()).unwrap().to_be_bytes();
         connection.write_all(&[&length, &answer[..]].concat())?;
     }
 }
 
 /// The answer to a query with one question, of at most `limit` bytes.
-fn answer(query: &[u8], limit: usize) -> Option<Vec<u8>> {
+fn answer(query: &[u8], limit: usize, addresses: Addresses) -> Option<Vec<u8>> {
     let (name, end) = question(query)?;
     let kind = u16::from_be_bytes(query.get(end - 4..end - 2)?.try_into().ok()?);
-    let four = |address: Ipv4Addr| (TYPE_A, address.octets().to_vec());
-    let all = match name.as_str() {
-        "server.test" | "s3.test" => vec![four(ADDRESS)],
-        "six.test" => vec![(TYPE_AAAA, SIX.octets().to_vec())],
-        "many.test" => (1..=MANY).map(|last| four(Ipv4Addr::new(10, 9, 1, last))).collect(),
-        _ => Vec::new(),
+    let record = |address| match address {
+        IpAddr::V4(address) => (TYPE_A, address.octets().to_vec()),
+        IpAddr::V6(address) => (TYPE_AAAA, address.octets().to_vec()),
     };
+    let all: Vec<(u16, Vec<u8>)> = addresses(&name).into_iter().map(record).collect();
     let failed = if all.is_empty() { NAME_ERROR } else { 0 };
     let records = all.iter().filter(|(of, _)| *of == kind).flat_map(|(of, data)| {
         let length = u16::try_from(data.len()).unwrap();
-        // The name is that of the question; class IN; a minute to live.
-        let head = [&[0xc0, 0x0c][..], &of.to_be_bytes(), &[0, 1, 0, 0, 0, 60]].concat();
+        // The name is that of the question; class IN; 256 seconds to live.
+        let head = [&[0xc0, 0x0c][..], &of.to_be_bytes(), &[0, 1, 0, 0, 1, 0]].concat();
         [head, length.to_be_bytes().to_vec(), data.clone()].concat()
     });
     let mut answer = query.get(..end)?.to_vec();

@@ -1,12 +1,12 @@
 //! Rules of a guest's network with host names.
 
-use std::net::{Ipv4Addr, UdpSocket};
-use std::thread;
+use std::net::Ipv4Addr;
 
 use firn_required::TapDevice;
 use firn_tests::{World, workshop_folder};
 use serde_json::{Value, json};
 
+use crate::name_server::NameServer;
 use crate::network::{use_resolver, with_taps};
 
 /// The names of the server, and their addresses. The first one is globally reachable, not the
@@ -17,42 +17,11 @@ const NAMES: [(&str, Ipv4Addr); 3] = [
     ("evil.example.net", Ipv4Addr::new(10, 9, 1, 1)),
 ];
 
-/// The answer to a query for one of [`NAMES`].
-fn answer(query: &[u8]) -> Vec<u8> {
-    const HEADER: usize = 12;
-    let (mut end, mut labels) = (HEADER, Vec::new());
-    while query[end] > 0 {
-        let next = end + 1 + usize::from(query[end]);
-        labels.push(String::from_utf8(query[end + 1..next].to_ascii_lowercase()).unwrap());
-        end = next;
-    }
-    let name = labels.join(".");
-    let found = NAMES.iter().find(|known| known.0 == name);
-    let is_address = query[end + 1..end + 3] == [0, 1];
-    let mut answer = query[..end + 5].to_vec();
-    answer[2..HEADER].copy_from_slice(&[0x81, 0x80, 0, 1, 0, 0, 0, 0, 0, 0]);
-    match found {
-        Some((_, address)) if is_address => {
-            answer[7] = 1;
-            answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 1, 0, 0, 4]);
-            answer.extend(address.octets());
-        }
-        Some(_) => {}
-        // There is no such name.
-        None => answer[3] |= 3,
-    }
-    answer
-}
-
 /// Makes a name server of the test's the only resolver of this thread's and its children's.
 fn use_own_resolver(world: &World) {
-    let socket = UdpSocket::bind((NAMES[1].1, 53)).unwrap();
-    // It ends with the test program.
-    thread::spawn(move || {
-        let mut query = [0; 4096];
-        while let Ok((len, from)) = socket.recv_from(&mut query) {
-            socket.send_to(&answer(&query[..len]), from).unwrap();
-        }
+    NameServer::start(NAMES[1].1, |name| {
+        let known = NAMES.iter().filter(|known| known.0 == name);
+        known.map(|(_, address)| (*address).into()).collect()
     });
     use_resolver(world, NAMES[1].1);
 }

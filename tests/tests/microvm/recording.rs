@@ -2,30 +2,29 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::path::Path;
 
 use firn_memory::Leaf;
 use firn_memory::trace::{Access, Touch, Toucher, Trace};
 use firn_tests::{Function, HELLO, MMAP, READ_LIST, World, frozen, together, workshop};
 use serde_json::{Value, json};
 
+/// Records an invocation with all walls around the guest, whose answer is as ever.
+fn record_hello(world: &World, file: &Path, options: &[&str]) -> Value {
+    let record = world.firn(["record", "--jail", "require", "--json"]).args(options);
+    let record = record.args(["--invoke", HELLO.input_a, "--input", "a", "--out"]);
+    let report = record.arg(file).arg(frozen(&HELLO)).run().json();
+    world.assert_nothing_left();
+    let expected: Value = serde_json::from_str(HELLO.expected_a).unwrap();
+    assert_eq!(report["outcome"]["answer"], expected);
+    report
+}
+
 #[test]
 fn a_recording_of_hello_contains_every_touch() {
     let world = World::default();
     let file = world.file("hello-a.trace");
-    let record = world.firn([
-        "record",
-        "--jail",
-        "require",
-        "--json",
-        "--invoke",
-        HELLO.input_a,
-        "--input",
-        "a",
-    ]);
-    let report = record.arg("--out").arg(&file).arg(frozen(&HELLO)).run().json();
-    world.assert_nothing_left();
-    let expected: Value = serde_json::from_str(HELLO.expected_a).unwrap();
-    assert_eq!(report["outcome"]["answer"], expected);
+    let report = record_hello(&world, &file, &[]);
 
     // The reader checks that every page is in guest memory, is touched first once, and is written
     // later at most once.
@@ -66,21 +65,7 @@ fn a_recording_of_hello_contains_every_touch() {
 fn a_recording_repeats_accesses_and_has_a_second_invocation() {
     let world = World::default();
     let file = world.file("hello-a2.trace");
-    let record = world.firn([
-        "record",
-        "--jail",
-        "require",
-        "--json",
-        "--invoke",
-        HELLO.input_a,
-        "--input",
-        "a",
-    ]);
-    let record = record.args(["--again", "100000000", "--out"]);
-    let report = record.arg(&file).arg(frozen(&HELLO)).run().json();
-    world.assert_nothing_left();
-    let expected: Value = serde_json::from_str(HELLO.expected_a).unwrap();
-    assert_eq!(report["outcome"]["answer"], expected);
+    let report = record_hello(&world, &file, &["--again", "100000000"]);
 
     let trace = Trace::decode(&fs::read(&file).unwrap()).unwrap();
     let again = trace.again().unwrap();

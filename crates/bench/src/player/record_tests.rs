@@ -63,6 +63,7 @@ fn faults_and_writes_are_those_of_the_trace_and_of_the_input() {
     let mut all = Vec::new();
     for NamedTrace { name, trace } in &traces {
         let profile = recorded(&snapshot, name, &[Part::Faults, Part::Writes]);
+        assert_eq!(profile.inputs, [name.as_str()]);
         assert_eq!(profile.groups, None);
         // The player's pages are above the trace's pages.
         let own = trace.layout().pages();

@@ -42,7 +42,6 @@ pub(super) fn learn(
             host.note(&format!("a part of the profile is left out: {}", error_chain(&error)));
         }
     }
-    profile.inputs.extend(input.map(ToOwned::to_owned));
     Ok(profile)
 }
 
@@ -67,9 +66,8 @@ impl Host<'_> {
     ) -> Result<(), RecordError> {
         let thaw = RecordedThaw {
             snapshot,
-            in_pool: false,
             event: None,
-            trace: input,
+            input,
             freeze: None,
             software_kvm: false,
             limit: LIMIT,

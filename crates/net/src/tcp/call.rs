@@ -8,7 +8,7 @@ use super::{
     DEFAULT_MSS, FIRST_WINDOW, FromGuest, MIN_MSS, Phase, RTO, Shared, TcpFlow, ToGuest,
     WINDOW_SHIFT,
 };
-use crate::buffer::{Queue, share};
+use crate::buffer::share;
 use crate::flow::FlowKey;
 use crate::frame::{Frame, narrow};
 use crate::packet::Segment;
@@ -28,34 +28,8 @@ impl TcpFlow {
             is_published: true,
             phase: Phase::Calling,
             end: None,
-            from_guest: FromGuest {
-                first: Seq::default(),
-                next: Seq::default(),
-                edge: Seq::default(),
-                limit,
-                since_raise: 0,
-                queue: Queue::default(),
-                blocked: false,
-                shift: WINDOW_SHIFT,
-                is_known: false,
-                fin: false,
-                shut: false,
-            },
-            to_guest: ToGuest {
-                unacked: first,
-                next: first,
-                sent: first,
-                window: 0,
-                shift: 0,
-                mss: DEFAULT_MSS,
-                queue: Queue::default(),
-                readable: true,
-                ends: false,
-                fin: false,
-                fin_acked: false,
-                duplicate_acks: 0,
-                recovery: first,
-            },
+            from_guest: FromGuest::unknown(limit),
+            to_guest: ToGuest { readable: true, ..ToGuest::unknown(first) },
             ack_due: true,
             probe_due: false,
             keepalive_due: false,

@@ -178,29 +178,15 @@ impl TcpFlow {
                 first: syn.seq,
                 next: syn.seq + 1,
                 edge: syn.seq + 1,
-                limit,
-                since_raise: 0,
-                queue: Queue::default(),
-                blocked: false,
                 shift: if window_shift.is_some() { WINDOW_SHIFT } else { 0 },
                 is_known: true,
-                fin: false,
-                shut: false,
+                ..FromGuest::unknown(limit)
             },
             to_guest: ToGuest {
-                unacked: first,
-                next: first,
-                sent: first,
                 window: usize::from(syn.window),
                 shift: window_shift.unwrap_or(0),
                 mss: syn.mss.unwrap_or(DEFAULT_MSS).max(MIN_MSS),
-                queue: Queue::default(),
-                readable: false,
-                ends: false,
-                fin: false,
-                fin_acked: false,
-                duplicate_acks: 0,
-                recovery: first,
+                ..ToGuest::unknown(first)
             },
             ack_due: false,
             probe_due: false,
@@ -385,7 +371,45 @@ pub(crate) fn reset_socket(socket: OwnedFd) {
     drop(socket);
 }
 
+impl FromGuest {
+    /// Before the guest has sent anything.
+    fn unknown(limit: usize) -> Self {
+        Self {
+            first: Seq::default(),
+            next: Seq::default(),
+            edge: Seq::default(),
+            limit,
+            since_raise: 0,
+            queue: Queue::default(),
+            blocked: false,
+            shift: WINDOW_SHIFT,
+            is_known: false,
+            fin: false,
+            shut: false,
+        }
+    }
+}
+
 impl ToGuest {
+    /// Before the guest has sent anything; `first` is this side's sequence number.
+    fn unknown(first: Seq) -> Self {
+        Self {
+            unacked: first,
+            next: first,
+            sent: first,
+            window: 0,
+            shift: 0,
+            mss: DEFAULT_MSS,
+            queue: Queue::default(),
+            readable: false,
+            ends: false,
+            fin: false,
+            fin_acked: false,
+            duplicate_acks: 0,
+            recovery: first,
+        }
+    }
+
     /// Begins again with the first byte without an acknowledgement.
     fn rewind(&mut self) {
         self.next = self.unacked;

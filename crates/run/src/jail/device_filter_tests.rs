@@ -1,7 +1,7 @@
 use std::process::{Command, Stdio};
 
 use super::*;
-use crate::cgroup::{CgroupPlace, Controller};
+use crate::jail::tests::group_v2;
 
 #[test]
 fn the_program_has_the_bytes_of_bpf() {
@@ -33,15 +33,8 @@ fn the_program_has_the_bytes_of_bpf() {
 
 #[test]
 fn a_group_of_version_2_opens_the_allowed_devices_and_no_other() {
-    // Every group of version 2 has devices, with and without controllers.
-    let (places, _) = CgroupPlace::find_all(&[Controller { v1: "none", v2: None }]).unwrap();
-    let name = format!("firn-test-devices-{}", std::process::id());
-    let group = places.first().and_then(|place| place.create(&name).ok());
-    if !firn_required::has("cgroup2", group.is_some()) {
-        return;
-    }
-    let group = group.unwrap();
-    attach(&File::open(group.path()).unwrap()).unwrap();
+    let Some((group, open)) = group_v2("devices") else { return };
+    attach(&open).unwrap();
     let devices = ["/dev/random", "/dev/urandom", "/dev/null", "/dev/zero"];
     for (device, allowed) in devices.into_iter().zip([true, true, false, false]) {
         let door = group.path().join("cgroup.procs");

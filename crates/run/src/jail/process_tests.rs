@@ -1,7 +1,7 @@
 use std::io::Read;
 
 use super::*;
-use crate::cgroup::{CgroupPlace, Controller};
+use crate::jail::tests::group_v2;
 
 fn sh(script: &str) -> Program {
     let null = || File::options().read(true).write(true).open("/dev/null").unwrap().into();
@@ -19,21 +19,9 @@ fn end(mut process: Process) -> (String, ExitStatus) {
     (text, process.wait().unwrap())
 }
 
-/// A group of version 2, which the host has with or without controllers, and its open directory.
-fn group(name: &str) -> Option<(crate::cgroup::Cgroup, File)> {
-    let (places, _) = CgroupPlace::find_all(&[Controller { v1: "none", v2: None }]).unwrap();
-    let name = format!("firn-test-{name}-{}", std::process::id());
-    let group = places.first().and_then(|place| place.create(&name).ok());
-    firn_required::has("cgroup2", group.is_some()).then(|| {
-        let group = group.unwrap();
-        let open = File::open(group.path()).unwrap();
-        (group, open)
-    })
-}
-
 #[test]
 fn a_process_is_in_its_group_from_the_beginning() {
-    let Some((group, open)) = group("begin") else { return };
+    let Some((group, open)) = group_v2("begin") else { return };
     let name = group.path().file_name().unwrap().to_str().unwrap().to_owned();
     let script = "cat /proc/self/cgroup >&2; env >&2; ps -o pgid= -p $$ >&2; exit 7";
     let process = sh(script).spawn(Some(open.as_fd())).unwrap();
@@ -47,7 +35,7 @@ fn a_process_is_in_its_group_from_the_beginning() {
 
 #[test]
 fn a_program_that_is_not_there_is_an_error_and_leaves_no_process() {
-    let Some((group, open)) = group("none") else { return };
+    let Some((group, open)) = group_v2("none") else { return };
     let null = || File::options().read(true).write(true).open("/dev/null").unwrap().into();
     for group in [Some(open.as_fd()), None] {
         let error = program("/none/such", null).spawn(group).unwrap_err();
@@ -58,7 +46,7 @@ fn a_program_that_is_not_there_is_an_error_and_leaves_no_process() {
 
 #[test]
 fn signals_are_as_they_were_and_a_child_can_be_killed() {
-    let Some((_group, open)) = group("signals") else { return };
+    let Some((_group, open)) = group_v2("signals") else { return };
     let before = blocked();
     for group in [Some(open.as_fd()), None] {
         let script = "grep SigBlk /proc/self/status >&2; exec sleep 60";

@@ -1,4 +1,18 @@
 use super::*;
+use crate::cgroup::{Cgroup, CgroupPlace, Controller};
+
+/// A group of version 2, which has devices and processes on hosts with and without controllers, and
+/// its open directory.
+pub(super) fn group_v2(name: &str) -> Option<(Cgroup, File)> {
+    let (places, _) = CgroupPlace::find_all(&[Controller { v1: "none", v2: None }]).unwrap();
+    let name = format!("firn-test-{name}-{}", std::process::id());
+    let group = places.first().and_then(|place| place.create(&name).ok());
+    firn_required::has("cgroup2", group.is_some()).then(|| {
+        let group = group.unwrap();
+        let open = File::open(group.path()).unwrap();
+        (group, open)
+    })
+}
 
 #[test]
 fn modes_are_read_as_they_are_written() {

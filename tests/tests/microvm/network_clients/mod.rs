@@ -1,6 +1,5 @@
 //! Unmodified clients in guests, against servers of this host: curl, urllib, ssl and boto3.
 
-mod dns;
 mod echo;
 mod long;
 mod plain;
@@ -71,7 +70,7 @@ fn clients_reach_servers_by_name_and_retry_after_a_freeze() {
         assert_eq!(resolve("six.test"), json!([site::SIX.to_string()]));
         assert_eq!(resolve("none.test"), "EAI_NONAME");
         // Their answer is too long for a datagram.
-        assert_eq!(resolve("many.test").as_array().unwrap().len(), usize::from(dns::MANY));
+        assert_eq!(resolve("many.test").as_array().unwrap().len(), usize::from(site::MANY));
         assert!(site.dns.over_tcp() > 0);
 
         // A freeze with frames on their way.

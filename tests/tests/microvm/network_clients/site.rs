@@ -9,8 +9,8 @@ use firn_required::add_loopback_address;
 use firn_tests::{Firn, Monitor, World, client, python};
 use serde_json::Value;
 
-use super::dns::Dns;
 use super::plain::Plain;
+use crate::name_server::NameServer;
 use crate::network::{use_resolver, with_taps};
 use crate::secrets::made;
 
@@ -18,14 +18,25 @@ use crate::secrets::made;
 pub(super) const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
 /// The address of `six.test`.
 pub(super) const SIX: Ipv6Addr = Ipv6Addr::new(0xfd09, 0, 0, 0, 0, 0, 0, 1);
+/// How many addresses `many.test` has: their answer needs TCP.
+pub(super) const MANY: u8 = 120;
 
 const HTTPS: &str = include_str!("../../../clients/https.py");
+
+fn addresses(name: &str) -> Vec<IpAddr> {
+    match name {
+        "server.test" | "s3.test" => vec![ADDRESS.into()],
+        "six.test" => vec![SIX.into()],
+        "many.test" => (1..=MANY).map(|last| Ipv4Addr::new(10, 9, 1, last).into()).collect(),
+        _ => Vec::new(),
+    }
+}
 
 /// Servers, and a world to run firn in.
 #[derive(Debug)]
 pub(super) struct Site {
     pub(super) world: World,
-    pub(super) dns: Dns,
+    pub(super) dns: NameServer,
     pub(super) plain: Plain,
     // Dropped before the world.
     _https: Server,
@@ -44,7 +55,7 @@ pub(super) fn with_site(test: impl FnOnce(&Site) + Send) {
         add_loopback_address(SIX).unwrap();
         let world = World::default();
         use_resolver(&world, ADDRESS);
-        let (dns, plain) = (Dns::start(), Plain::start());
+        let (dns, plain) = (NameServer::start(ADDRESS, addresses), Plain::start());
         let script = world.file("https.py");
         std::fs::write(&script, HTTPS).unwrap();
         let https = https.arg(script).arg(made("FIRN_CERTIFICATES"));

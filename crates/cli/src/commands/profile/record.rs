@@ -121,20 +121,19 @@ pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
     let recorders = recorders::of(&parts);
     // Without one, the free pages alone: nothing runs.
     if !recorders.is_empty() {
-        let traces = traces_of(snapshot.manifest());
-        let event = event(arguments, traces.is_some())?;
+        let is_player = traces_of(snapshot.manifest()).is_some();
+        let event = event(arguments, is_player)?;
         let thaw = RecordedThaw {
             snapshot,
-            in_pool: opened.grant().is_some(),
             event: event.as_deref(),
-            trace: arguments.input.as_deref().filter(|_| traces.is_some()),
+            input: arguments.input.as_deref().or(arguments.invoke.as_deref()),
             freeze: arguments.freeze.as_deref(),
             software_kvm: arguments.monitor.host.software_kvm,
             limit: Duration::from_secs(arguments.time_limit),
         };
         for recorder in recorders {
             let parts = recorder.parts();
-            if traces.is_none() {
+            if !is_player {
                 let names: Vec<&str> = parts.iter().copied().map(Part::name).collect();
                 output::note(&format!("firn: a run is recorded for {}", names.join(", ")));
             }
@@ -151,12 +150,6 @@ pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::from(invoke::exit_code(&outcome)));
             }
             recorded += 1;
-        }
-        let first = traces.and_then(|traces| traces.first().copied());
-        let input = arguments.input.as_deref().or(first).or(arguments.invoke.as_deref());
-        let input = input.unwrap_or_default();
-        if recorded > 0 && profile.inputs.iter().all(|known| known != input) {
-            profile.inputs.push(input.to_owned());
         }
     }
     if recorded == 0 && !free {
