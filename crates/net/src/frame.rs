@@ -98,15 +98,14 @@ impl Frame {
         &mut packet[ip_header(source)..]
     }
 
-    /// A TCP segment to the guest. `segment` has no payload: there are `payload` bytes, which
-    /// `fill` writes. The guest gets packets with at most `mss` bytes of it.
+    /// Puts the headers of a TCP segment to the guest before `payload` bytes, which are in place;
+    /// `segment` has none. The guest gets packets with at most `mss` bytes of them.
     pub(crate) fn tcp(
         &mut self,
         link: &Link,
         key: &FlowKey,
         segment: &TcpRepr<'_>,
         (payload, mss): (usize, u16),
-        fill: impl FnOnce(&mut [u8]),
     ) {
         let (source, destination) = (key.remote.ip(), key.guest.ip());
         let tcp_header = segment.header_len();
@@ -120,7 +119,6 @@ impl Frame {
             &to,
             &ignored,
         );
-        fill(&mut packet[tcp_header..]);
         let mut tcp = TcpPacket::new_unchecked(&mut *packet);
         if link.offloads.checksum {
             tcp.set_checksum(pseudo_header(&from, &to, IpProtocol::Tcp, len));

@@ -101,14 +101,7 @@ impl Proxy {
         }
         add(&epoll, table.timer(), TIMER)?;
         let secret = RandomState::new();
-        let shared = Shared {
-            link: Link { network, offloads: Offloads::default() },
-            pool: Default::default(),
-            promised: 0,
-            waiting: 0,
-            resolver: 0,
-            counters: Counters::default(),
-        };
+        let shared = Shared::new(Link { network, offloads: Offloads::default() });
         Ok(Self {
             shared,
             table,
@@ -455,7 +448,7 @@ impl Proxy {
             return;
         }
         match flow {
-            Flow::Tcp(flow) => flow.set_socket(socket),
+            Flow::Tcp(flow) => flow.set_socket(socket, &self.shared.link),
             Flow::Datagram(flow) => {
                 let sent = flow.set_socket(socket, &mut self.shared);
                 self.sent(id, sent);
@@ -565,7 +558,7 @@ impl Proxy {
             ack_number: ack.map(Into::into),
             ..ack_repr(key, seq.unwrap_or_default(), ack.unwrap_or_default())
         };
-        self.frame.tcp(&self.shared.link, key, &reset, (0, u16::MAX), |_| {});
+        self.frame.tcp(&self.shared.link, key, &reset, (0, u16::MAX));
     }
 
     fn answer_if(&mut self, is_answered: bool) -> Result<(), Dropped> {

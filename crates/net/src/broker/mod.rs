@@ -28,7 +28,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{
-    set_socket_keepalive, set_socket_send_buffer_size, set_tcp_keepidle, set_tcp_nodelay,
+    set_socket_keepalive, set_socket_oobinline, set_socket_send_buffer_size, set_tcp_keepidle,
+    set_tcp_nodelay,
 };
 use rustix::net::{
     AddressFamily, SocketFlags, SocketType, connect, ipproto, socket_with, socketpair,
@@ -223,6 +224,8 @@ fn open_socket(kind: SocketKind, to: SocketAddr) -> Result<OwnedFd, Errno> {
 fn set_options(socket: &OwnedFd) -> Result<(), Errno> {
     // The guest decides when it sends a small segment.
     set_tcp_nodelay(socket, true)?;
+    // Without it a reader of urgent data cannot tell its bytes by their number (RFC 6093).
+    set_socket_oobinline(socket, true)?;
     set_socket_keepalive(socket, true)?;
     set_tcp_keepidle(socket, KEEPALIVE)
 }

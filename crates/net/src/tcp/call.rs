@@ -67,7 +67,7 @@ impl TcpFlow {
             max_seg_size: Some(narrow(self.link_mss(&shared.link))),
             ..self.repr(first)
         };
-        frame.tcp(&shared.link, &self.key, &syn, (0, self.to_guest.mss), |_| {});
+        frame.tcp(&shared.link, &self.key, &syn, (0, self.to_guest.mss));
         self.ack_due = false;
         true
     }

@@ -9,6 +9,7 @@ mod call;
 mod end;
 mod receive;
 mod send;
+mod unacked;
 
 pub(crate) use send::ack_repr;
 
@@ -28,6 +29,7 @@ use crate::packet::Segment;
 use crate::seq::Seq;
 use crate::state::SavedFlow;
 use end::End;
+use unacked::Unacked;
 
 /// The shift of this side's window: 8 bytes, so that it reaches 512 KiB (RFC 7323).
 const WINDOW_SHIFT: u8 = 3;
@@ -61,6 +63,22 @@ pub(crate) struct Shared {
     /// Which of the host's DNS resolvers is used: how many before it did not answer.
     pub(crate) resolver: u16,
     pub(crate) counters: Counters,
+    /// Where a read that removes bytes of a socket pretends to put them.
+    pub(crate) discarded: Vec<u8>,
+}
+
+impl Shared {
+    pub(crate) fn new(link: Link) -> Self {
+        Self {
+            link,
+            pool: Pool::default(),
+            promised: 0,
+            waiting: 0,
+            resolver: 0,
+            counters: Counters::default(),
+            discarded: Vec::new(),
+        }
+    }
 }
 
 /// Where a flow is.
@@ -120,13 +138,13 @@ struct ToGuest {
     shift: u8,
     mss: u16,
     /// Bytes from `unacked` on.
-    queue: Queue,
-    /// The host's socket may have something.
+    bytes: Unacked,
+    /// The host's socket may have something after `next`.
     readable: bool,
     /// The host's socket has an end or an error: nothing but a read finds it.
     ends: bool,
-    /// The host has sent its FIN, which follows the queue.
-    fin: bool,
+    /// The number of the host's FIN, which follows its last byte, when that was read.
+    fin: Option<Seq>,
     fin_acked: bool,
     duplicate_acks: u8,
     /// Duplicate acknowledgements of bytes before this one are of an earlier loss.
@@ -228,7 +246,8 @@ impl TcpFlow {
     }
 
     /// The broker's socket, which may not be connected yet.
-    pub(crate) fn set_socket(&mut self, socket: OwnedFd) {
+    pub(crate) fn set_socket(&mut self, socket: OwnedFd, link: &Link) {
+        self.to_guest.bytes = Unacked::of_socket(&socket, self.most_payload(link));
         self.end = Some(End::Socket(socket));
     }
 
@@ -301,10 +320,9 @@ impl TcpFlow {
             }
             Phase::Handshake => self.ack_due = true,
             Phase::Open => {
-                let to_guest = &mut self.to_guest;
+                let to_guest = &self.to_guest;
                 if to_guest.sent != to_guest.unacked {
-                    to_guest.rewind();
-                    shared.counters.retransmissions += 1;
+                    self.rewind(shared);
                 }
                 self.probe_due = true;
                 self.keepalive_due = true;
@@ -320,7 +338,7 @@ impl TcpFlow {
         shared.promised -= self.from_guest.limit;
         self.from_guest.limit = 0;
         self.from_guest.queue.clear(&mut shared.pool);
-        self.to_guest.queue.clear(&mut shared.pool);
+        self.to_guest.bytes.clear(shared);
         self.end = None;
         self.deadline = None;
     }
@@ -400,21 +418,14 @@ impl ToGuest {
             window: 0,
             shift: 0,
             mss: DEFAULT_MSS,
-            queue: Queue::default(),
+            bytes: Unacked::default(),
             readable: false,
             ends: false,
-            fin: false,
+            fin: None,
             fin_acked: false,
             duplicate_acks: 0,
             recovery: first,
         }
-    }
-
-    /// Begins again with the first byte without an acknowledgement.
-    fn rewind(&mut self) {
-        self.next = self.unacked;
-        self.recovery = self.sent;
-        self.duplicate_acks = 0;
     }
 
     /// Bytes that are sent and not acknowledged; a FIN counts.
@@ -422,8 +433,9 @@ impl ToGuest {
         self.next.bytes_since(self.unacked)
     }
 
-    fn unsent(&self) -> usize {
-        self.queue.len().saturating_sub(self.in_flight())
+    /// Whether the host may have sent something after the next `len` bytes.
+    fn has_more_after(&self, len: usize) -> bool {
+        self.readable && self.fin.is_none_or(|fin| (self.next + len).is_before(fin))
     }
 }
 

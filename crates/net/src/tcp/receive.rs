@@ -59,7 +59,7 @@ impl TcpFlow {
         if segment.len() > 0 || segment.seq != self.from_guest.next {
             self.data(segment, shared);
         }
-        if self.from_guest.fin && !self.to_guest.fin && self.deadline.is_none() {
+        if self.from_guest.fin && self.to_guest.fin.is_none() && self.deadline.is_none() {
             self.deadline = Some(now + HALF_CLOSED_IDLE);
         }
         self.end_if_complete();
@@ -91,25 +91,28 @@ impl TcpFlow {
             self.backoff = 0;
         }
         if acked > 0 {
-            let data = acked.min(to_guest.queue.len());
-            to_guest.queue.consume(data, &mut shared.pool);
-            to_guest.fin_acked |= acked > data;
+            let has_fin = to_guest.fin.is_some_and(|fin| fin.is_before(ack));
+            let data = acked - usize::from(has_fin && !to_guest.fin_acked);
+            let consumed = to_guest.bytes.consume(self.end.as_ref(), data, shared);
+            to_guest.fin_acked = has_fin;
             to_guest.unacked = ack;
             to_guest.next = to_guest.next.latest(ack);
             to_guest.duplicate_acks = 0;
             self.deadline = (to_guest.sent != ack).then(|| now + super::RTO);
+            if consumed.is_err() {
+                self.reset_guest();
+                return;
+            }
         } else if window > to_guest.window && to_guest.in_flight() > to_guest.window {
             // The guest had closed its window on what was in flight, and has dropped that.
-            to_guest.rewind();
-            shared.counters.retransmissions += 1;
+            self.rewind(shared);
         } else if segment.len() == 0 && window == to_guest.window && ack != to_guest.sent {
             to_guest.duplicate_acks = to_guest.duplicate_acks.saturating_add(1);
             if to_guest.duplicate_acks == 3 && !ack.is_before(to_guest.recovery) {
-                to_guest.rewind();
-                shared.counters.retransmissions += 1;
+                self.rewind(shared);
             }
         }
-        to_guest.window = window;
+        self.to_guest.window = window;
     }
 
     /// Takes what is next in order and in the window.

@@ -6,14 +6,11 @@ use rustix::io::Errno;
 use smoltcp::wire::{IPV4_HEADER_LEN, TCP_HEADER_LEN, TcpControl, TcpRepr};
 
 use super::{Phase, Shared, TcpFlow};
-use crate::buffer::share;
 use crate::flow::FlowKey;
 use crate::frame::{Frame, Link, narrow};
 use crate::network::link_headers;
 use crate::seq::Seq;
 
-/// The most that one read of the host's socket takes.
-const READ: usize = 256 << 10;
 /// The most payload of a segment: an IP packet has at most 65,535 bytes.
 const MAX_PAYLOAD: usize = 65_535 - IPV4_HEADER_LEN - TCP_HEADER_LEN;
 
@@ -30,13 +27,7 @@ impl TcpFlow {
             Phase::Connecting | Phase::Over => false,
             Phase::Handshake => self.next_syn(frame, now, shared),
             Phase::Calling => self.next_call(frame, shared),
-            Phase::Open => {
-                self.read_host(shared);
-                if self.phase == Phase::Resetting {
-                    return self.next_reset(frame, shared);
-                }
-                self.next_data(frame, room, now, shared)
-            }
+            Phase::Open => self.next_data(frame, room, now, shared),
             Phase::Resetting => self.next_reset(frame, shared),
         }
     }
@@ -59,7 +50,7 @@ impl TcpFlow {
             ..self.repr(first)
         };
         self.from_guest.edge = self.from_guest.next + usize::from(window);
-        frame.tcp(&shared.link, &self.key, &syn, (0, self.to_guest.mss), |_| {});
+        frame.tcp(&shared.link, &self.key, &syn, (0, self.to_guest.mss));
         self.ack_due = false;
         self.deadline = Some(now + self.timeout());
         true
@@ -70,7 +61,7 @@ impl TcpFlow {
         // A guest that has not answered ignores an acknowledgement of anything else.
         let ack_number = reset.ack_number.filter(|_| self.from_guest.is_known);
         let reset = TcpRepr { ack_number, ..reset };
-        frame.tcp(&shared.link, &self.key, &reset, (0, self.to_guest.mss), |_| {});
+        frame.tcp(&shared.link, &self.key, &reset, (0, self.to_guest.mss));
         self.phase = Phase::Over;
         true
     }
@@ -82,35 +73,35 @@ impl TcpFlow {
         now: Instant,
         shared: &mut Shared,
     ) -> bool {
+        let mss = usize::from(self.to_guest.mss).min(self.link_mss(&shared.link));
+        let room = room.saturating_sub(link_headers(self.key.guest.ip()) + TCP_HEADER_LEN);
+        let most = self.most_payload(&shared.link).min(room);
+        // Whole packets, so that no small one is between large ones.
+        let most = if most > mss { most / mss * mss } else { most };
+        let in_flight = self.to_guest.in_flight();
+        let window = self.to_guest.window.min(self.to_guest.bytes.limit(shared));
+        let mut wanted = window.saturating_sub(in_flight).min(most);
+        if wanted < mss.min(most) && in_flight > 0 {
+            // The window allows only a small segment, and opens with what is in flight.
+            wanted = 0;
+        }
+        if self.probe_due {
+            wanted = wanted.max(1);
+        }
+        let Ok(len) = self.read_host(frame, wanted, shared) else {
+            self.reset_guest();
+            return self.next_reset(frame, shared);
+        };
         let to_guest = &self.to_guest;
-        let (in_flight, unsent) = (to_guest.in_flight(), to_guest.unsent());
-        let mss = usize::from(to_guest.mss).min(self.link_mss(&shared.link));
-        let mut most = room.saturating_sub(link_headers(self.key.guest.ip()) + TCP_HEADER_LEN);
-        if shared.link.has_tso(self.key.guest.ip()) && most >= mss {
-            // Whole packets, so that no small one is between large ones.
-            most = most.min(MAX_PAYLOAD) / mss * mss;
-        } else {
-            most = most.min(mss);
-        }
-        let usable = to_guest.window.saturating_sub(in_flight);
-        let mut len = unsent.min(usable).min(most);
-        if len < unsent && len < mss && in_flight > 0 {
-            // The window allows only a small segment, and a larger one is coming.
-            len = 0;
-        }
-        if self.probe_due && len == 0 {
-            len = unsent.min(1);
-        }
-        let is_last = in_flight + len == to_guest.queue.len();
-        let fin = to_guest.fin && is_last && !to_guest.fin_acked;
+        let fin = to_guest.fin == Some(to_guest.next + len) && !to_guest.fin_acked;
         if len == 0 && !fin && !self.ack_due && !self.keepalive_due {
-            if unsent > 0 && in_flight == 0 && self.deadline.is_none() {
+            if to_guest.has_more_after(0) && in_flight == 0 && self.deadline.is_none() {
                 // The window is closed.
                 self.deadline = Some(now + self.timeout());
             }
             return false;
         }
-        let control = match (fin, is_last && len > 0) {
+        let control = match (fin, len > 0 && len < wanted) {
             (true, _) => TcpControl::Fin,
             (false, true) => TcpControl::Psh,
             (false, false) => TcpControl::None,
@@ -120,11 +111,38 @@ impl TcpFlow {
         let seq = to_guest.next;
         let seq = if is_keepalive { Seq(seq.0.wrapping_sub(1)) } else { seq };
         let segment = TcpRepr { control, ..self.repr(seq) };
-        frame.tcp(&shared.link, &self.key, &segment, (len, narrow(mss)), |payload| {
-            to_guest.queue.copy_to(in_flight, payload);
-        });
+        frame.tcp(&shared.link, &self.key, &segment, (len, narrow(mss)));
         self.sent(len + usize::from(fin), now);
         true
+    }
+
+    /// Reads what the next segment has, at most `wanted` bytes, into `frame`, and returns how much.
+    fn read_host(
+        &mut self,
+        frame: &mut Frame,
+        wanted: usize,
+        shared: &mut Shared,
+    ) -> Result<usize, Errno> {
+        let Some(end) = &mut self.end else { return Ok(0) };
+        let to_guest = &mut self.to_guest;
+        to_guest.readable |= end.is_ready();
+        let in_flight = to_guest.in_flight();
+        let start = link_headers(self.key.guest.ip()) + TCP_HEADER_LEN;
+        let payload = frame.payload_mut(start, wanted);
+        let mut len = 0;
+        while len < wanted && to_guest.has_more_after(len) {
+            match to_guest.bytes.read(end, in_flight + len, &mut payload[len..], shared) {
+                Ok(0) => to_guest.fin = Some(to_guest.next + len),
+                Ok(count) => {
+                    len += count;
+                    // It is empty, and what arrives from now on is an event.
+                    to_guest.readable = len == wanted || to_guest.ends;
+                }
+                Err(Errno::AGAIN) => to_guest.readable = false,
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(len)
     }
 
     /// A segment with `len` of the sequence space was made.
@@ -147,29 +165,25 @@ impl TcpFlow {
         self.end_if_complete();
     }
 
-    /// Reads what the next segment can have.
-    fn read_host(&mut self, shared: &mut Shared) {
-        let Some(end) = &mut self.end else { return };
+    /// Sends again from the first byte without an acknowledgement.
+    pub(super) fn rewind(&mut self, shared: &mut Shared) {
         let to_guest = &mut self.to_guest;
-        to_guest.readable |= end.is_ready();
-        while to_guest.readable && !to_guest.fin && to_guest.unsent() < MAX_PAYLOAD {
-            let held = to_guest.queue.len();
-            let (used, _) = shared.pool.usage();
-            let room = share(used).saturating_sub(held).min(READ);
-            if room == 0 {
-                break;
-            }
-            match end.receive(&mut to_guest.queue, room, &mut shared.pool) {
-                Ok(0) => to_guest.fin = true,
-                // It is empty, and what arrives from now on is an event.
-                Ok(count) if count < room && !to_guest.ends => to_guest.readable = false,
-                Ok(_) => {}
-                Err(Errno::AGAIN) => to_guest.readable = false,
-                Err(_) => {
-                    self.reset_guest();
-                    return;
-                }
-            }
+        to_guest.next = to_guest.unacked;
+        to_guest.recovery = to_guest.sent;
+        to_guest.duplicate_acks = 0;
+        to_guest.readable = true;
+        shared.counters.retransmissions += 1;
+        if to_guest.bytes.rewind(self.end.as_ref()).is_err() {
+            self.reset_guest();
+        }
+    }
+
+    /// The most payload of a segment on this link.
+    pub(super) fn most_payload(&self, link: &Link) -> usize {
+        if link.has_tso(self.key.guest.ip()) {
+            MAX_PAYLOAD
+        } else {
+            self.link_mss(link).min(usize::from(self.to_guest.mss))
         }
     }
 

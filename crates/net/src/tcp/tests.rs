@@ -8,7 +8,6 @@ use smoltcp::wire::TcpPacket;
 
 use super::{Shared, TcpFlow};
 use crate::buffer::{CHUNK, FLOW_LIMIT, TOTAL_LIMIT};
-use crate::counters::Counters;
 use crate::flow::{FlowKey, FlowProtocol};
 use crate::frame::{Frame, Link};
 use crate::header::Offloads;
@@ -53,14 +52,7 @@ impl Bench {
 
     fn new(flow: impl FnOnce(FlowKey, Instant, &mut Shared) -> TcpFlow) -> Self {
         let offloads = Offloads { checksum: true, tso4: true, tso6: true };
-        let mut shared = Shared {
-            link: Link { network: GuestNetwork::default(), offloads },
-            pool: Default::default(),
-            promised: 0,
-            waiting: 0,
-            resolver: 0,
-            counters: Counters::default(),
-        };
+        let mut shared = Shared::new(Link { network: GuestNetwork::default(), offloads });
         let guest = (shared.link.network.ipv4.address.into(), 40_000);
         let key = FlowKey::new(FlowProtocol::Tcp, guest, ([192, 0, 2, 1].into(), 80));
         let now = Instant::now();
@@ -69,7 +61,7 @@ impl Bench {
         socket.set_nonblocking(true).unwrap();
         host.set_nonblocking(true).unwrap();
         let mut bench = Self { flow, shared, frame: Frame::default(), host, now };
-        bench.flow.set_socket(socket.into());
+        bench.flow.set_socket(socket.into(), &bench.shared.link);
         bench
     }
 

@@ -150,13 +150,15 @@ pub(crate) fn dns_address() -> std::net::SocketAddr {
 
 /// Ends the process when this thread, in which the proxy is, does what a monitor's jail denies:
 /// it makes or connects a socket, sends to another address, or changes a socket's options beyond
-/// the one that a proxy needs.
+/// the two that a proxy needs.
 fn deny_sockets() {
     use SeccompCmpArgLen::{Dword, Qword};
-    let differs = |argument, len, value: i32| {
-        let value = u64::try_from(value).unwrap();
-        let condition = SeccompCondition::new(argument, len, SeccompCmpOp::Ne, value).unwrap();
-        SeccompRule::new(vec![condition]).unwrap()
+    let differ = |conditions: &[(u8, SeccompCmpArgLen, i32)]| {
+        let conditions = conditions.iter().map(|(argument, len, value)| {
+            let value = u64::try_from(*value).unwrap();
+            SeccompCondition::new(*argument, len.clone(), SeccompCmpOp::Ne, value).unwrap()
+        });
+        SeccompRule::new(conditions.collect()).unwrap()
     };
     let calls = [
         libc::SYS_socket,
@@ -168,10 +170,10 @@ fn deny_sockets() {
     ];
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
         calls.into_iter().map(|call| (call, Vec::new())).collect();
-    rules.insert(libc::SYS_sendto, vec![differs(4, Qword, 0)]);
-    let option = [(1, libc::SOL_SOCKET), (2, libc::SO_LINGER)];
-    let option = option.map(|(argument, value)| differs(argument, Dword, value));
-    rules.insert(libc::SYS_setsockopt, option.into());
+    rules.insert(libc::SYS_sendto, vec![differ(&[(4, Qword, 0)])]);
+    let other_level = differ(&[(1, Dword, libc::SOL_SOCKET)]);
+    let other_option = differ(&[(2, Dword, libc::SO_LINGER), (2, Dword, libc::SO_PEEK_OFF)]);
+    rules.insert(libc::SYS_setsockopt, vec![other_level, other_option]);
     let (other, matching) = (SeccompAction::Allow, SeccompAction::KillProcess);
     let filter = SeccompFilter::new(rules, other, matching, TargetArch::x86_64).unwrap();
     let program: BpfProgram = filter.try_into().unwrap();

@@ -1,0 +1,126 @@
+use std::collections::VecDeque;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+use crate::frame::Link;
+use crate::header::Offloads;
+use crate::network::GuestNetwork;
+
+/// The most bytes that wait: a window of TCP has room for them.
+const MOST: usize = 30_000;
+
+/// What happens to a connection.
+#[derive(Clone, Debug)]
+enum Step {
+    /// The host sends.
+    Send(usize),
+    /// A segment of at most so many bytes is sent to the guest.
+    Read(usize),
+    /// The guest acknowledges so many, of those that were sent.
+    Consume(usize),
+    /// The rest is sent again.
+    Rewind,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let len = 1..10_000_usize;
+    prop_oneof![
+        3 => len.clone().prop_map(Step::Send),
+        3 => len.clone().prop_map(Step::Read),
+        2 => len.prop_map(Step::Consume),
+        1 => Just(Step::Rewind),
+    ]
+}
+
+/// A host's program and the connected socket of a flow.
+fn pair(is_tcp: bool) -> (Box<dyn Write>, End) {
+    if is_tcp {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let host = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        host.set_nodelay(true).unwrap();
+        let socket = listener.accept().unwrap().0;
+        socket.set_nonblocking(true).unwrap();
+        (Box::new(host), End::Socket(socket.into()))
+    } else {
+        let (host, socket) = UnixStream::pair().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        (Box::new(host), End::Socket(socket.into()))
+    }
+}
+
+proptest! {
+    /// In a queue and in a socket, of TCP and of a published path.
+    #[test]
+    fn bytes_are_sent_in_order_and_again_until_they_are_acknowledged(
+        steps in vec(step(), 1..40),
+        most in prop_oneof![Just(1460_usize), Just(65_000)],
+        is_tcp: bool,
+    ) {
+        let link = Link { network: GuestNetwork::default(), offloads: Offloads::default() };
+        let mut shared = Shared::new(link);
+        let (mut host, mut end) = pair(is_tcp);
+        let End::Socket(socket) = &end else { unreachable!() };
+        let mut unacked = Unacked::of_socket(socket, most);
+        let mut numbers = (0_u32..).map(|n| n.to_le_bytes()[0] ^ n.to_le_bytes()[1]);
+        // What is not acknowledged, and how much of it was sent.
+        let (mut model, mut sent) = (VecDeque::new(), 0);
+        for step in steps {
+            match step {
+                Step::Send(len) if model.len() + len < MOST => {
+                    let bytes: Vec<u8> = numbers.by_ref().take(len).collect();
+                    host.write_all(&bytes).unwrap();
+                    model.extend(bytes);
+                }
+                Step::Send(_) => {}
+                Step::Read(len) => {
+                    let mut segment = vec![0; len];
+                    match unacked.read(&mut end, sent, &mut segment, &mut shared) {
+                        Ok(count) => {
+                            prop_assert!(count > 0, "an end that is none");
+                            let expected = model.iter().skip(sent).take(count);
+                            prop_assert!(expected.eq(&segment[..count]));
+                            sent += count;
+                        }
+                        Err(errno) => {
+                            prop_assert_eq!(errno, Errno::AGAIN);
+                            prop_assert_eq!(sent, model.len());
+                        }
+                    }
+                }
+                Step::Consume(len) => {
+                    let len = len.min(sent);
+                    unacked.consume(Some(&end), len, &mut shared).unwrap();
+                    model.drain(..len);
+                    sent -= len;
+                }
+                Step::Rewind => {
+                    unacked.rewind(Some(&end)).unwrap();
+                    sent = 0;
+                }
+            }
+        }
+        drop(host);
+        let mut rest = vec![0; MOST];
+        while sent < model.len() {
+            let count = unacked.read(&mut end, sent, &mut rest, &mut shared).unwrap();
+            prop_assert!(model.iter().skip(sent).take(count).eq(&rest[..count]));
+            sent += count;
+        }
+        prop_assert_eq!(unacked.read(&mut end, sent, &mut rest, &mut shared), Ok(0));
+        unacked.clear(&mut shared);
+        prop_assert_eq!(shared.pool.usage().0, 0);
+    }
+}
+
+/// Where the kernel can, a large segment is read from the socket.
+#[test]
+fn large_segments_wait_in_the_socket() {
+    let (_host, End::Socket(socket)) = pair(false) else { unreachable!() };
+    assert!(matches!(Unacked::of_socket(&socket, LARGE), Unacked::Socket));
+    assert!(matches!(Unacked::of_socket(&socket, LARGE - 1), Unacked::Queue(_)));
+}
