@@ -11,11 +11,11 @@ use rustix::io::{Errno, readv, retry_on_intr, writev};
 
 /// Bytes of a chunk, and of what a flow may hold when the pool is used up.
 pub(crate) const CHUNK: usize = 4096;
-/// The most bytes that a flow holds in one direction.
-pub(crate) const FLOW_LIMIT: usize = 512 << 10;
+/// The most bytes of the host that a flow holds.
+pub(crate) const FLOW_LIMIT: usize = 2 << 20;
 /// The bytes that all flows of a microVM hold in one direction, apart from a chunk for each flow.
 pub(crate) const TOTAL_LIMIT: usize = 16 << 20;
-/// Unused chunks that are kept while there are flows: what one flow holds at most.
+/// Unused chunks that are kept while there are flows.
 const SPARE: usize = FLOW_LIMIT / CHUNK;
 
 type Chunk = Box<[u8; CHUNK]>;

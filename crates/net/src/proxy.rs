@@ -151,9 +151,9 @@ impl Proxy {
         self.shared.link.offloads = offloads;
     }
 
-    /// Takes a frame from the guest. It never waits; a frame that is not valid is dropped and
-    /// counted. Call [`Proxy::flush`] after the last one at hand.
-    pub fn transmit(&mut self, header: FrameHeader, frame: &[u8]) {
+    /// Takes a frame from the guest, with partial checksums or segments as large as a packet can be.
+    /// It never waits; a frame that is not valid is dropped and counted. Call [`Proxy::flush`] after the last one at hand.
+    pub fn transmit(&mut self, frame: &[u8]) {
         let counters = &mut self.shared.counters;
         counters.frames_from_guest += 1;
         counters.bytes_from_guest += u64::try_from(frame.len()).unwrap_or(u64::MAX);
@@ -168,7 +168,7 @@ impl Proxy {
                 let is_answered = neighbour::answer_arp(&mut self.frame, &self.shared.link, &arp);
                 self.answer_if(is_answered)
             }
-            Ok(Parsed::Ip(packet)) => self.ip(&header, &packet),
+            Ok(Parsed::Ip(packet)) => self.ip(&packet),
             Err(dropped) => Err(dropped),
         };
         let counters = &mut self.shared.counters;
@@ -239,7 +239,7 @@ impl Proxy {
         }
     }
 
-    fn ip(&mut self, header: &FrameHeader, packet: &IpPacket<'_>) -> Result<(), Dropped> {
+    fn ip(&mut self, packet: &IpPacket<'_>) -> Result<(), Dropped> {
         if packet.protocol == IpProtocol::Icmpv6
             && neighbour::answer_ndp(&mut self.frame, &self.shared.link, packet)
         {
@@ -253,14 +253,14 @@ impl Proxy {
         }
         match packet.protocol {
             IpProtocol::Tcp => {
-                let ((from_port, to_port), segment) = packet.tcp(header)?;
+                let ((from_port, to_port), segment) = packet.tcp()?;
                 let from = (packet.source, from_port);
                 let key = FlowKey::new(FlowProtocol::Tcp, from, (to, to_port));
                 self.tcp(key, &segment);
                 Ok(())
             }
             IpProtocol::Udp => {
-                let ((from_port, to_port), payload) = packet.udp(header)?;
+                let ((from_port, to_port), payload) = packet.udp()?;
                 let from = (packet.source, from_port);
                 let key = FlowKey::new(FlowProtocol::Udp, from, (to, to_port));
                 let kind = match (network.is_gateway(to), to_port) {
@@ -616,7 +616,8 @@ impl Proxy {
                 }
             };
             if is_made {
-                self.table.changed(id, now, &mut self.shared);
+                let len = self.frame.parts().1.len();
+                self.table.made(id, len, now, &mut self.shared);
                 return true;
             }
             self.table.idle(id, now, &mut self.shared);

@@ -18,6 +18,8 @@ use crate::tcp::{Shared, TcpFlow};
 
 /// The first id of a flow. Smaller numbers are the other sources of events.
 const FIRST_ID: u64 = 16;
+/// Bytes of the frames that a flow makes before the next one has its turn.
+const TURN: usize = 256 << 10;
 
 /// Hashes ids: they count up, and no guest chooses them.
 #[derive(Debug, Default)]
@@ -89,6 +91,8 @@ pub(crate) struct Table {
     published_flows: usize,
     next_id: u64,
     ready: VecDeque<u64>,
+    /// The flow that made the last frames, and their bytes.
+    turn: (u64, usize),
     timers: BTreeSet<(Instant, u64)>,
     timer: OwnedFd,
     /// When the timer expires.
@@ -106,6 +110,7 @@ impl Table {
             published_flows: 0,
             next_id: FIRST_ID,
             ready: VecDeque::new(),
+            turn: (0, 0),
             timers: BTreeSet::new(),
             timer: timerfd_create(TimerfdClockId::Monotonic, flags)?,
             armed: None,
@@ -218,6 +223,28 @@ impl Table {
         self.update_timer(id, now);
     }
 
+    /// After a flow has made a frame of `len` bytes. It keeps its turn for some more: the guest
+    /// handles the segments of one connection together if they arrive in a row.
+    pub(crate) fn made(&mut self, id: u64, len: usize, now: Instant, shared: &mut Shared) {
+        let made = match self.turn {
+            (of, made) if of == id => made + len,
+            _ => len,
+        };
+        self.turn = (id, made);
+        if made < TURN
+            && let Some(entry) = self.entries.get_mut(&id)
+            && !entry.ready
+            && !entry.flow.is_over()
+        {
+            entry.ready = true;
+            self.ready.push_front(id);
+            self.update_timer(id, now);
+        } else {
+            self.turn = (id, 0);
+            self.changed(id, now, shared);
+        }
+    }
+
     /// After a flow had nothing for the guest: it waits for the next change.
     pub(crate) fn idle(&mut self, id: u64, now: Instant, shared: &mut Shared) {
         let over = self.entries.get(&id).is_some_and(|entry| entry.flow.is_over());
@@ -302,3 +329,7 @@ impl Table {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "table_tests.rs"]
+mod tests;

@@ -9,7 +9,6 @@ use smoltcp::wire::{ArpOperation, ArpPacket, ArpRepr, EthernetAddress, EthernetF
 
 use super::*;
 use crate::frame::Frame;
-use crate::header::FrameHeader;
 use crate::network::GuestNetwork;
 use crate::packet::Segment;
 use crate::seq::Seq;
@@ -64,7 +63,7 @@ fn the_guest_has_handled_the_resets_when_it_answers_the_question_after_them() {
     for port in 1..3 {
         assert_eq!(pending.wait(Duration::ZERO), Err(2));
         // Not an answer to a question that was not sent.
-        proxy.transmit(FrameHeader::default(), &answer());
+        proxy.transmit(&answer());
         let (_, frame) = proxy.receive(ROOM).unwrap();
         let reset = TcpPacket::new_checked(&frame[34..]).unwrap();
         assert!(reset.rst() && reset.dst_port() == port);
@@ -83,10 +82,10 @@ fn the_guest_has_handled_the_resets_when_it_answers_the_question_after_them() {
         let pending = pending.clone();
         move || pending.wait(Duration::from_secs(60))
     });
-    proxy.transmit(FrameHeader::default(), &answer());
+    proxy.transmit(&answer());
     assert_eq!(waiting.join().unwrap(), Ok(()));
     // An answer without a question is dropped like any other frame that nothing asked for.
-    proxy.transmit(FrameHeader::default(), &answer());
+    proxy.transmit(&answer());
     assert!(!proxy.has_frames());
 }
 

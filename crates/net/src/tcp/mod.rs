@@ -31,7 +31,9 @@ use crate::state::SavedFlow;
 use end::End;
 use unacked::Unacked;
 
-/// The shift of this side's window: 8 bytes, so that it reaches 512 KiB (RFC 7323).
+/// The largest window of a flow in bytes: the most of the guest that it holds.
+const WINDOW_LIMIT: usize = 512 << 10;
+/// The shift of this side's window, so that it reaches that limit (RFC 7323).
 const WINDOW_SHIFT: u8 = 3;
 /// The window of a new flow in bytes.
 const FIRST_WINDOW: usize = 16 << 10;
@@ -146,6 +148,8 @@ struct ToGuest {
     /// The number of the host's FIN, which follows its last byte, when that was read.
     fin: Option<Seq>,
     fin_acked: bool,
+    /// The window is being used up.
+    bursts: bool,
     duplicate_acks: u8,
     /// Duplicate acknowledgements of bytes before this one are of an earlier loss.
     recovery: Seq,
@@ -423,6 +427,7 @@ impl ToGuest {
             ends: false,
             fin: None,
             fin_acked: false,
+            bursts: false,
             duplicate_acks: 0,
             recovery: first,
         }

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 
-use super::{HALF_CLOSED_IDLE, Phase, Shared, TcpFlow};
-use crate::buffer::{CHUNK, FLOW_LIMIT, share};
+use super::{HALF_CLOSED_IDLE, Phase, Shared, TcpFlow, WINDOW_LIMIT};
+use crate::buffer::{CHUNK, share};
 use crate::packet::Segment;
 use crate::seq::Seq;
 
@@ -93,10 +93,11 @@ impl TcpFlow {
         if acked > 0 {
             let has_fin = to_guest.fin.is_some_and(|fin| fin.is_before(ack));
             let data = acked - usize::from(has_fin && !to_guest.fin_acked);
-            let consumed = to_guest.bytes.consume(self.end.as_ref(), data, shared);
             to_guest.fin_acked = has_fin;
             to_guest.unacked = ack;
             to_guest.next = to_guest.next.latest(ack);
+            let rest = to_guest.in_flight();
+            let consumed = to_guest.bytes.consume(self.end.as_ref(), data, rest, shared);
             to_guest.duplicate_acks = 0;
             self.deadline = (to_guest.sent != ack).then(|| now + super::RTO);
             if consumed.is_err() {
@@ -209,7 +210,7 @@ impl TcpFlow {
         from_guest.since_raise = 0;
         let share = share(shared.promised);
         if share > CHUNK {
-            let more = share.min(from_guest.limit).min(FLOW_LIMIT - from_guest.limit);
+            let more = share.min(from_guest.limit).min(WINDOW_LIMIT - from_guest.limit);
             from_guest.limit += more;
             shared.promised += more;
         }

@@ -13,6 +13,8 @@ use crate::seq::Seq;
 
 /// The most payload of a segment: an IP packet has at most 65,535 bytes.
 const MAX_PAYLOAD: usize = 65_535 - IPV4_HEADER_LEN - TCP_HEADER_LEN;
+/// The part of the window that is free when a burst begins, or a segment if that is less.
+const BURST: usize = 4;
 
 impl TcpFlow {
     /// Writes the next segment into `frame`, at most `room` bytes. Returns whether there is one.
@@ -80,11 +82,13 @@ impl TcpFlow {
         let most = if most > mss { most / mss * mss } else { most };
         let in_flight = self.to_guest.in_flight();
         let window = self.to_guest.window.min(self.to_guest.bytes.limit(shared));
-        let mut wanted = window.saturating_sub(in_flight).min(most);
-        if wanted < mss.min(most) && in_flight > 0 {
-            // The window allows only a small segment, and opens with what is in flight.
-            wanted = 0;
-        }
+        let usable = window.saturating_sub(in_flight);
+        // A window that is nearly used up opens with what is in flight, so a burst waits until it
+        // is worth waking the guest, and goes on to the end of the window.
+        let least =
+            if self.to_guest.bursts { mss } else { (window / BURST).clamp(mss, MAX_PAYLOAD) };
+        self.to_guest.bursts = in_flight == 0 || usable >= least;
+        let mut wanted = if self.to_guest.bursts { usable.min(most) } else { 0 };
         if self.probe_due {
             wanted = wanted.max(1);
         }

@@ -6,8 +6,8 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use smoltcp::wire::TcpPacket;
 
-use super::{Shared, TcpFlow};
-use crate::buffer::{CHUNK, FLOW_LIMIT, TOTAL_LIMIT};
+use super::{Shared, TcpFlow, WINDOW_LIMIT};
+use crate::buffer::{CHUNK, TOTAL_LIMIT};
 use crate::flow::{FlowKey, FlowProtocol};
 use crate::frame::{Frame, Link};
 use crate::header::Offloads;
@@ -220,6 +220,22 @@ fn three_duplicate_acks_bring_back_what_is_lost_once() {
 }
 
 #[test]
+fn a_burst_waits_until_a_quarter_of_the_window_is_free() {
+    let mut bench = Bench::open();
+    bench.host_sends(&[1; 80_000]);
+    assert_eq!((bench.made().unwrap().len, bench.made()), (60_000, None));
+    for acked in [1460, 14_999] {
+        bench.ack(1 + acked, 60_000);
+        assert_eq!(bench.made(), None, "{acked}");
+    }
+    bench.ack(1 + 15_000, 60_000);
+    assert_eq!((bench.made().unwrap().len, bench.made()), (15_000, None));
+    // Nothing is on its way that would open the window.
+    bench.ack(1 + 75_000, 1000);
+    assert_eq!(bench.made().unwrap().len, 1000);
+}
+
+#[test]
 fn a_closed_window_is_probed_ever_more_slowly() {
     let mut bench = Bench::open();
     bench.ack(1, 0);
@@ -294,7 +310,7 @@ fn a_host_that_does_not_read_closes_the_window_and_opens_it() {
     });
     assert!(closed);
     let held = bench.shared.pool.usage().0;
-    assert!((FLOW_LIMIT..=FLOW_LIMIT + 4096).contains(&held), "{held}");
+    assert!((WINDOW_LIMIT..=WINDOW_LIMIT + 4096).contains(&held), "{held}");
     // Beyond the window.
     bench.guest_sends(&segment(sent, b"x"));
     assert_eq!(bench.made().unwrap().ack, i64::try_from(sent).unwrap());

@@ -13,8 +13,10 @@ use crate::buffer::{Queue, share};
 const READ_AHEAD: usize = 256 << 10;
 /// Payload of segments that are read from the socket one by one.
 const LARGE: usize = 16 << 10;
-/// Bytes that one call discards.
-const DISCARD: usize = 1 << 20;
+/// Bytes that one call removes from a socket.
+const DISCARD: usize = 4 << 20;
+/// Bytes for which that call is made while others are with the guest.
+const LEAST: usize = 256 << 10;
 
 /// Where these bytes wait. Offsets are bytes after the first one.
 #[derive(Debug)]
@@ -23,7 +25,10 @@ pub(super) enum Unacked {
     Queue(Queue),
     /// In the socket, from which a segment is read without removing it: no byte is copied twice,
     /// and a guest that does not read costs no memory of this process.
-    Socket,
+    Socket {
+        /// Those that the guest has acknowledged and the socket still has.
+        acked: usize,
+    },
 }
 
 impl Default for Unacked {
@@ -39,7 +44,7 @@ impl Unacked {
     /// offset in a TCP socket.
     pub(super) fn of_socket(socket: impl AsFd, most: usize) -> Self {
         if most >= LARGE && set_peek_offset(socket, 0).is_ok() {
-            Self::Socket
+            Self::Socket { acked: 0 }
         } else {
             Self::default()
         }
@@ -49,7 +54,7 @@ impl Unacked {
     pub(super) fn limit(&self, shared: &Shared) -> usize {
         match self {
             Self::Queue(_) => share(shared.pool.usage().0),
-            Self::Socket => usize::MAX,
+            Self::Socket { .. } => usize::MAX,
         }
     }
 
@@ -64,11 +69,11 @@ impl Unacked {
     ) -> Result<usize, Errno> {
         let queue = match (self, &mut *end) {
             (Self::Queue(queue), _) => queue,
-            (Self::Socket, End::Socket(socket)) => {
+            (Self::Socket { .. }, End::Socket(socket)) => {
                 let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
                 return retry_on_intr(|| recv(&*socket, &mut *out, flags)).map(|(read, _)| read);
             }
-            (Self::Socket, End::Metadata(_)) => return Err(Errno::AGAIN),
+            (Self::Socket { .. }, End::Metadata(_)) => return Err(Errno::AGAIN),
         };
         let mut held = queue.len().saturating_sub(offset);
         if held < out.len() {
@@ -83,29 +88,33 @@ impl Unacked {
         Ok(count)
     }
 
-    /// Removes the first `count`.
+    /// Removes the first `count`, after which `rest` are with the guest.
     pub(super) fn consume(
         &mut self,
         end: Option<&End>,
-        mut count: usize,
+        count: usize,
+        rest: usize,
         shared: &mut Shared,
     ) -> Result<(), Errno> {
         match (self, end) {
             (Self::Queue(queue), _) => queue.consume(count.min(queue.len()), &mut shared.pool),
-            (Self::Socket, Some(End::Socket(socket))) => {
-                while count > 0 {
+            (Self::Socket { acked }, Some(End::Socket(socket))) => {
+                *acked += count;
+                // Each removal can wake the host's sender, so they are few.
+                let is_due = rest == 0 || (*acked >= rest && *acked >= LEAST);
+                while is_due && *acked > 0 {
                     // A TCP socket writes nothing to it, so it has no memory.
                     shared.discarded.resize(DISCARD, 0);
-                    let part = &mut shared.discarded[..count.min(DISCARD)];
+                    let part = &mut shared.discarded[..DISCARD.min(*acked)];
                     let flags = RecvFlags::TRUNC | RecvFlags::DONTWAIT;
                     match retry_on_intr(|| recv(socket, &mut *part, flags))?.0 {
                         // They were there.
                         0 => return Err(Errno::CONNRESET),
-                        removed => count -= removed,
+                        removed => *acked -= removed,
                     }
                 }
             }
-            (Self::Socket, _) => {}
+            (Self::Socket { .. }, _) => {}
         }
         Ok(())
     }
@@ -113,7 +122,9 @@ impl Unacked {
     /// Begins again with the first one.
     pub(super) fn rewind(&self, end: Option<&End>) -> Result<(), Errno> {
         match (self, end) {
-            (Self::Socket, Some(End::Socket(socket))) => set_peek_offset(socket, 0),
+            (Self::Socket { acked }, Some(End::Socket(socket))) => {
+                set_peek_offset(socket, i32::try_from(*acked).unwrap_or(i32::MAX))
+            }
             _ => Ok(()),
         }
     }

@@ -38,19 +38,6 @@ pub(crate) fn open_tap(offloads: Offloads) -> File {
     tap
 }
 
-/// The header of a frame from the device.
-pub(crate) fn decode(bytes: &[u8]) -> FrameHeader {
-    let word = |at: usize| u16::from_ne_bytes([bytes[at], bytes[at + 1]]);
-    FrameHeader {
-        flags: bytes[0],
-        gso_type: bytes[1],
-        hdr_len: word(2),
-        gso_size: word(4),
-        csum_start: word(6),
-        csum_offset: word(8),
-    }
-}
-
 /// The header of a frame to the device.
 pub(crate) fn encode(header: FrameHeader) -> [u8; VNET_HEADER] {
     let words = [header.hdr_len, header.gso_size, header.csum_start, header.csum_offset];

@@ -19,7 +19,7 @@ use seccompiler::{
 };
 
 use crate::namespace::Namespace;
-use crate::tap::{VNET_HEADER, decode, encode, open_tap};
+use crate::tap::{VNET_HEADER, encode, open_tap};
 
 /// The host's addresses.
 pub(crate) const HOST_V4: &str = "192.0.2.1";
@@ -195,8 +195,7 @@ fn drive(mut proxy: Proxy, mut tap: File, orders: &Receiver<Order>, mut wake: Fi
         }
         for _ in 0..64 {
             let Ok(len) = tap.read(&mut buffer) else { break };
-            let (header, frame) = buffer[..len].split_at(VNET_HEADER);
-            proxy.transmit(decode(header), frame);
+            proxy.transmit(&buffer[VNET_HEADER..len]);
         }
         proxy.poll();
         for _ in 0..64 {

@@ -140,9 +140,8 @@ impl Guest {
     /// The guest's own work; its frames reach the proxy.
     pub(crate) fn poll_guest(&mut self) {
         self.interface.poll(Instant::now(), &mut self.wire, &mut self.sockets);
-        let flags = if self.link.offloads.checksum { FrameHeader::NEEDS_CSUM } else { 0 };
         for frame in self.wire.from_guest.drain(..) {
-            self.proxy.transmit(FrameHeader { flags, ..FrameHeader::default() }, &frame);
+            self.proxy.transmit(&frame);
         }
     }
 

@@ -3,9 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
 use std::time::Duration;
 
-use firn_net::{
-    Counters, FrameHeader, GuestNetwork, MetadataConfig, MetadataVersion, NetworkState, Proxy,
-};
+use firn_net::{Counters, GuestNetwork, MetadataConfig, MetadataVersion, NetworkState, Proxy};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use smoltcp::phy::ChecksumCapabilities;
@@ -21,7 +19,7 @@ use crate::metadata::store;
 /// A step of a hostile guest.
 #[derive(Clone, Debug)]
 enum Step {
-    Bytes(FrameHeader, Vec<u8>),
+    Bytes(Vec<u8>),
     Tcp(Tcp),
     Udp { port: u16, payload: Vec<u8> },
     Receive(usize),
@@ -55,16 +53,6 @@ fn offset() -> impl Strategy<Value = i32> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let header = any::<(u8, u8, u16, u16, u16, u16)>().prop_map(
-        |(flags, gso_type, hdr_len, gso_size, csum_start, csum_offset)| FrameHeader {
-            flags,
-            gso_type,
-            hdr_len,
-            gso_size,
-            csum_start,
-            csum_offset,
-        },
-    );
     let flags = prop_oneof![Just(0x02), Just(0x10), Just(0x10), Just(0x11), any::<u8>()];
     let payload = prop_oneof![Just(0), 0..100_usize, 0..60_000_usize];
     let tcp = (0..3_u16, flags, offset(), offset(), any::<u16>(), vec(any::<u8>(), 0..41), payload);
@@ -74,7 +62,7 @@ fn step() -> impl Strategy<Value = Step> {
     });
     let port = prop_oneof![Just(53), Just(1), any::<u16>()];
     prop_oneof![
-        2 => (header, vec(any::<u8>(), 0..200)).prop_map(|(header, bytes)| Step::Bytes(header, bytes)),
+        2 => vec(any::<u8>(), 0..200).prop_map(Step::Bytes),
         12 => tcp,
         2 => (port, vec(any::<u8>(), 0..50)).prop_map(|(port, payload)| Step::Udp { port, payload }),
         6 => (0..66_000_usize).prop_map(Step::Receive),
@@ -189,7 +177,7 @@ proptest! {
         let types: [&[u8]; 4] = [&[8, 6], &[8, 0, 0x45], &[0x86, 0xdd, 0x60], &[]];
         frame.extend(types[kind]);
         frame.extend(start);
-        proxy.transmit(FrameHeader::default(), &frame);
+        proxy.transmit(&frame);
         proxy.poll();
         while proxy.receive(1514).is_some() {}
     }
@@ -197,16 +185,15 @@ proptest! {
 
 fn run(mut proxy: Proxy, server: SocketAddrV4, steps: Vec<Step>) {
     let mut view = View::default();
-    let valid = FrameHeader { flags: FrameHeader::NEEDS_CSUM, ..FrameHeader::default() };
     for step in steps {
         match step {
-            Step::Bytes(header, bytes) => proxy.transmit(header, &bytes),
+            Step::Bytes(bytes) => proxy.transmit(&bytes),
             Step::Tcp(tcp) => {
                 let frame = view.tcp(&tcp, server);
-                proxy.transmit(valid, &frame);
+                proxy.transmit(&frame);
             }
             Step::Udp { port, payload } => {
-                proxy.transmit(valid, &udp_to(*server.ip(), port, &payload));
+                proxy.transmit(&udp_to(*server.ip(), port, &payload));
             }
             Step::Receive(room) => {
                 for _ in 0..16 {
@@ -249,9 +236,8 @@ fn udp_to(to: Ipv4Addr, port: u16, payload: &[u8]) -> Vec<u8> {
 #[test]
 fn datagrams_that_wait_for_their_sockets_are_bounded() {
     let mut proxy = Proxy::new(GuestNetwork::default(), broker()).unwrap();
-    let valid = FrameHeader { flags: FrameHeader::NEEDS_CSUM, ..FrameHeader::default() };
     for port in 1..4000 {
-        proxy.transmit(valid, &udp(port, &[1; 1400]));
+        proxy.transmit(&udp(port, &[1; 1400]));
     }
     let counters = proxy.counters();
     assert_eq!((counters.flows, counters.flows_opened), (1024, 3999), "{counters:?}");
@@ -265,10 +251,9 @@ fn datagrams_that_wait_for_their_sockets_are_bounded() {
 #[test]
 fn the_idle_flow_of_datagrams_ends_first() {
     let mut proxy = Proxy::new(GuestNetwork::default(), broker()).unwrap();
-    let valid = FrameHeader { flags: FrameHeader::NEEDS_CSUM, ..FrameHeader::default() };
     for port in 2..3000 {
-        proxy.transmit(valid, &udp(1, b"used"));
-        proxy.transmit(valid, &udp(port, b"once"));
+        proxy.transmit(&udp(1, b"used"));
+        proxy.transmit(&udp(port, b"once"));
     }
     let counters = proxy.counters();
     // The used one was opened once.
@@ -279,7 +264,6 @@ fn the_idle_flow_of_datagrams_ends_first() {
 #[test]
 fn a_guest_that_opens_too_many_connections_is_refused() {
     let mut proxy = Proxy::new(GuestNetwork::default(), broker()).unwrap();
-    let valid = FrameHeader { flags: FrameHeader::NEEDS_CSUM, ..FrameHeader::default() };
     let mut resets = 0;
     for number in 0..17_000_u16 {
         let syn = frame(IpProtocol::Tcp, 20, |bytes| {
@@ -289,7 +273,7 @@ fn a_guest_that_opens_too_many_connections_is_refused() {
             packet.set_header_len(20);
             packet.set_syn(true);
         });
-        proxy.transmit(valid, &syn);
+        proxy.transmit(&syn);
         while proxy.receive(1514).is_some() {
             resets += 1;
         }

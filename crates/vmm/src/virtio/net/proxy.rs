@@ -86,8 +86,8 @@ impl NetworkBackend for UserNetwork {
     }
 
     fn transmit(&mut self, packet: &[u8]) -> bool {
-        let Some((header, frame)) = packet.split_at_checked(HEADER_LEN) else { return false };
-        self.proxy.transmit(header_of(header), frame);
+        let Some(frame) = packet.get(HEADER_LEN..) else { return false };
+        self.proxy.transmit(frame);
         true
     }
 
@@ -115,19 +115,6 @@ fn bytes_of(header: FrameHeader) -> [u8; HEADER_LEN] {
         *to = field.to_le_bytes();
     }
     bytes
-}
-
-fn header_of(bytes: &[u8]) -> FrameHeader {
-    let byte = |at: usize| bytes.get(at).copied().unwrap_or(0);
-    let field = |at| u16::from_le_bytes([byte(at), byte(at + 1)]);
-    FrameHeader {
-        flags: byte(0),
-        gso_type: byte(1),
-        hdr_len: field(2),
-        gso_size: field(4),
-        csum_start: field(6),
-        csum_offset: field(8),
-    }
 }
 
 #[cfg(test)]

@@ -25,9 +25,7 @@ fn headers_pass_unchanged() {
         csum_start: 0x0506,
         csum_offset: 0x0708,
     };
-    let bytes = bytes_of(header);
-    assert_eq!(bytes, [1, 4, 2, 1, 4, 3, 6, 5, 8, 7, 1, 0]);
-    assert_eq!(header_of(&bytes), header);
+    assert_eq!(bytes_of(header), [1, 4, 2, 1, 4, 3, 6, 5, 8, 7, 1, 0]);
 }
 
 #[test]
@@ -94,8 +92,7 @@ fn resets_lie_in_the_queue_before_the_guest_runs() {
     let (device, _broker, _) = silent();
     let mut guest = Guest::started(device);
     (1..=300).for_each(|port| {
-        let valid_checksum = [&[1][..], &[0; HEADER_LEN - 1]].concat();
-        guest.request(1, &[&valid_checksum, &syn(port)], &[]);
+        guest.request(1, &[&[0; HEADER_LEN], &syn(port)], &[]);
     });
     (0..256).for_each(|_| _ = guest.add(0, &[], &[2048]));
     guest.kick(0);
