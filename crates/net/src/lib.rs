@@ -32,6 +32,7 @@
 
 mod broker;
 mod buffer;
+mod burst;
 mod checksum;
 mod counters;
 mod datagram;

@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use smoltcp::wire::{IpProtocol, TcpControl, TcpRepr};
 
 use crate::broker::wire::{Message, Request, SocketKind};
+use crate::burst::Burst;
 use crate::counters::Counters;
 use crate::datagram::{DatagramFlow, Sent};
 use crate::flow::{FlowKey, FlowProtocol};
@@ -42,7 +43,7 @@ const MAX_DATAGRAM_FLOWS: usize = 1024;
 /// Answers that are not of a flow and wait for the guest's buffers, and their bytes.
 const MAX_ANSWERS: usize = 256;
 const MAX_ANSWER_BYTES: usize = 256 << 10;
-/// Flows whose small segments are gathered at once.
+/// Flows of a burst that are not written to at once.
 const MAX_UNWRITTEN: usize = 256;
 /// The smallest buffer of the guest that is used: it holds every segment without data.
 const MIN_ROOM: usize = 128;
@@ -68,7 +69,7 @@ pub struct Proxy {
     next_port: u16,
     answers: VecDeque<(FrameHeader, Vec<u8>)>,
     answer_bytes: usize,
-    /// Flows with bytes that were not written yet.
+    /// Flows with bytes of the burst that were not written yet.
     unwritten: Vec<u64>,
     frame: Frame,
     /// For the sequence numbers of new connections (RFC 6528).
@@ -151,9 +152,18 @@ impl Proxy {
         self.shared.link.offloads = offloads;
     }
 
-    /// Takes a frame from the guest, with partial checksums or segments as large as a packet can be.
-    /// It never waits; a frame that is not valid is dropped and counted. Call [`Proxy::flush`] after the last one at hand.
-    pub fn transmit(&mut self, frame: &[u8]) {
+    /// Takes the frames that the guest has ready, with partial checksums or segments as large as a
+    /// packet can be. It never waits; a frame that is not valid is dropped and counted.
+    ///
+    /// What the frames have for one socket is written with one call.
+    pub fn transmit(&mut self, frames: &[&[u8]]) {
+        for (current, frame) in frames.iter().enumerate() {
+            self.frame(frame, Burst::new(frames, current));
+        }
+        self.write(Burst::new(frames, frames.len()));
+    }
+
+    fn frame(&mut self, frame: &[u8], burst: Burst<'_>) {
         let counters = &mut self.shared.counters;
         counters.frames_from_guest += 1;
         counters.bytes_from_guest += u64::try_from(frame.len()).unwrap_or(u64::MAX);
@@ -168,7 +178,7 @@ impl Proxy {
                 let is_answered = neighbour::answer_arp(&mut self.frame, &self.shared.link, &arp);
                 self.answer_if(is_answered)
             }
-            Ok(Parsed::Ip(packet)) => self.ip(&packet),
+            Ok(Parsed::Ip(packet)) => self.ip(&packet, burst),
             Err(dropped) => Err(dropped),
         };
         let counters = &mut self.shared.counters;
@@ -180,15 +190,15 @@ impl Proxy {
         }
     }
 
-    /// Writes what the guest's frames had to the host's sockets. [`Proxy::receive`] does so, too.
-    pub fn flush(&mut self) {
+    /// Writes what the handled frames of a burst had to the host's sockets.
+    fn write(&mut self, burst: Burst<'_>) {
         if self.unwritten.is_empty() {
             return;
         }
         let now = Instant::now();
         for id in std::mem::take(&mut self.unwritten) {
             let Some((_, Flow::Tcp(flow))) = self.table.get_mut(id) else { continue };
-            flow.write_queued(&mut self.shared);
+            flow.write_burst(burst, &mut self.shared);
             self.table.changed(id, now, &mut self.shared);
         }
     }
@@ -202,7 +212,6 @@ impl Proxy {
     /// The next frame to the guest, at most `room` bytes, which are at least 128. A flow has its
     /// data cut to fit; anything else that does not fit is dropped and counted.
     pub fn receive(&mut self, room: usize) -> Option<(FrameHeader, &[u8])> {
-        self.flush();
         if room < MIN_ROOM || !self.next_frame(room) {
             return None;
         }
@@ -239,7 +248,7 @@ impl Proxy {
         }
     }
 
-    fn ip(&mut self, packet: &IpPacket<'_>) -> Result<(), Dropped> {
+    fn ip(&mut self, packet: &IpPacket<'_>, burst: Burst<'_>) -> Result<(), Dropped> {
         if packet.protocol == IpProtocol::Icmpv6
             && neighbour::answer_ndp(&mut self.frame, &self.shared.link, packet)
         {
@@ -256,7 +265,7 @@ impl Proxy {
                 let ((from_port, to_port), segment) = packet.tcp()?;
                 let from = (packet.source, from_port);
                 let key = FlowKey::new(FlowProtocol::Tcp, from, (to, to_port));
-                self.tcp(key, &segment);
+                self.tcp(key, &segment, burst);
                 Ok(())
             }
             IpProtocol::Udp => {
@@ -297,7 +306,7 @@ impl Proxy {
         }
     }
 
-    fn tcp(&mut self, key: FlowKey, segment: &Segment<'_>) {
+    fn tcp(&mut self, key: FlowKey, segment: &Segment<'_>, burst: Burst<'_>) {
         let now = Instant::now();
         let is_new = segment.syn && segment.ack.is_none() && !segment.rst;
         if let Some(id) = self.table.find(&key)
@@ -309,13 +318,13 @@ impl Proxy {
             }
             if !is_new || flow.guest_first() == segment.seq {
                 let was_unwritten = flow.has_unwritten();
-                flow.segment(segment, now, &mut self.shared);
+                flow.segment(segment, burst, now, &mut self.shared);
                 if flow.has_unwritten() && !was_unwritten {
                     self.unwritten.push(id);
                 }
                 self.table.changed(id, now, &mut self.shared);
                 if self.unwritten.len() >= MAX_UNWRITTEN {
-                    self.flush();
+                    self.write(burst);
                 }
                 return;
             }

@@ -58,10 +58,9 @@ fn drive(mut proxy: Proxy, mut socket: File, has_headers: bool) {
         if from_guest {
             let Ok(read @ 1..) = socket.read(&mut input[filled..]) else { return };
             filled += read;
-            let used = frames(&input[..filled], |frame| {
-                proxy.transmit(&frame[header_len..]);
-            });
-            proxy.flush();
+            let mut burst = Vec::new();
+            let used = frames(&input[..filled], |frame| burst.push(&frame[header_len..]));
+            proxy.transmit(&burst);
             input.copy_within(used..filled, 0);
             filled -= used;
         }

@@ -15,7 +15,7 @@ pub(crate) const MAX_FRAME: usize = LENGTH + VNET_HEADER + 65_550;
 const BATCH: usize = 256 << 10;
 
 /// The frames at the front of a stream: calls `each` with them, and returns their bytes.
-pub(crate) fn frames(stream: &[u8], mut each: impl FnMut(&[u8])) -> usize {
+pub(crate) fn frames<'a>(stream: &'a [u8], mut each: impl FnMut(&'a [u8])) -> usize {
     let mut rest = stream;
     while let Some((length, after)) = rest.split_at_checked(LENGTH) {
         let length = u32::from_be_bytes(length.try_into().unwrap());

@@ -8,6 +8,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use smoltcp::wire::{ArpOperation, ArpPacket, ArpRepr, EthernetAddress, EthernetFrame, TcpPacket};
 
 use super::*;
+use crate::burst::Burst;
 use crate::frame::Frame;
 use crate::network::GuestNetwork;
 use crate::packet::Segment;
@@ -63,7 +64,7 @@ fn the_guest_has_handled_the_resets_when_it_answers_the_question_after_them() {
     for port in 1..3 {
         assert_eq!(pending.wait(Duration::ZERO), Err(2));
         // Not an answer to a question that was not sent.
-        proxy.transmit(&answer());
+        proxy.transmit(&[&answer()]);
         let (_, frame) = proxy.receive(ROOM).unwrap();
         let reset = TcpPacket::new_checked(&frame[34..]).unwrap();
         assert!(reset.rst() && reset.dst_port() == port);
@@ -82,10 +83,10 @@ fn the_guest_has_handled_the_resets_when_it_answers_the_question_after_them() {
         let pending = pending.clone();
         move || pending.wait(Duration::from_secs(60))
     });
-    proxy.transmit(&answer());
+    proxy.transmit(&[&answer()]);
     assert_eq!(waiting.join().unwrap(), Ok(()));
     // An answer without a question is dropped like any other frame that nothing asked for.
-    proxy.transmit(&answer());
+    proxy.transmit(&[&answer()]);
     assert!(!proxy.has_frames());
 }
 
@@ -135,7 +136,7 @@ fn data_that_did_not_reach_the_guest_is_not_counted() {
         window_shift: None,
         payload: b"",
     };
-    flow.segment(&answer, now, &mut proxy.shared);
+    flow.segment(&answer, Burst::new(&[], 0), now, &mut proxy.shared);
     let id = proxy.table.insert(key, Flow::Tcp(Box::new(flow)), now);
     proxy.table.changed(id, now, &mut proxy.shared);
     host.write_all(b"data").unwrap();

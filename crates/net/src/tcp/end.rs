@@ -1,10 +1,11 @@
 //! The other end of a guest's connection.
 
+use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::{Errno, retry_on_intr, writev};
 use rustix::net::sockopt::socket_error;
-use rustix::net::{SendFlags, Shutdown, send, shutdown};
+use rustix::net::{Shutdown, shutdown};
 
 use super::reset_socket;
 use crate::buffer::{Pool, Queue};
@@ -30,19 +31,16 @@ impl End {
     }
 
     /// Takes bytes of the guest, and returns how many.
-    pub(super) fn send(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
+    pub(super) fn send_all(&mut self, slices: &[&[u8]]) -> Result<usize, Errno> {
         match self {
             Self::Socket(socket) => {
-                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-                retry_on_intr(|| send(&*socket, bytes, flags))
+                let slices: Vec<IoSlice<'_>> =
+                    slices.iter().map(|slice| IoSlice::new(slice)).collect();
+                retry_on_intr(|| writev(&*socket, &slices))
             }
-            Self::Metadata(connection) => connection.write(bytes),
+            // It takes all when they arrive.
+            Self::Metadata(_) => Err(Errno::AGAIN),
         }
-    }
-
-    /// Whether small segments are queued and written together.
-    pub(super) fn gathers(&self) -> bool {
-        matches!(self, Self::Socket(_))
     }
 
     /// Takes bytes that wait, and removes them from their queue.

@@ -21,6 +21,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_linger;
 
 use crate::buffer::{Pool, Queue, share};
+use crate::burst::Part;
 use crate::counters::Counters;
 use crate::flow::FlowKey;
 use crate::frame::Link;
@@ -112,8 +113,11 @@ struct FromGuest {
     limit: usize,
     /// Bytes since the limit was last raised.
     since_raise: usize,
-    /// What the host's socket did not take, and small segments that are written together.
+    /// What the host's socket did not take.
     queue: Queue,
+    /// What the flow has of the burst that is being handled.
+    unwritten: Vec<Part>,
+    unwritten_len: usize,
     /// The host's socket takes nothing until an event.
     blocked: bool,
     /// The shift of the window that the guest knows.
@@ -367,7 +371,7 @@ impl TcpFlow {
         if let Some(end) = &mut self.end
             && from_guest.fin
             && !from_guest.shut
-            && from_guest.queue.len() == 0
+            && from_guest.held() == 0
         {
             end.shut();
             from_guest.shut = true;
@@ -403,12 +407,19 @@ impl FromGuest {
             limit,
             since_raise: 0,
             queue: Queue::default(),
+            unwritten: Vec::new(),
+            unwritten_len: 0,
             blocked: false,
             shift: WINDOW_SHIFT,
             is_known: false,
             fin: false,
             shut: false,
         }
+    }
+
+    /// Bytes that the host does not have.
+    const fn held(&self) -> usize {
+        self.queue.len() + self.unwritten_len
     }
 }
 

@@ -4,25 +4,31 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 
+use super::end::End;
 use super::{HALF_CLOSED_IDLE, Phase, Shared, TcpFlow, WINDOW_LIMIT};
 use crate::buffer::{CHUNK, share};
+use crate::burst::Burst;
 use crate::packet::Segment;
 use crate::seq::Seq;
 
-/// Bytes of a segment that is written at once.
-const DIRECT: usize = 16 << 10;
-/// Bytes of small segments that are written together.
-const TOGETHER: usize = 64 << 10;
+/// The most slices that one call writes, of the 1,024 that the kernel takes.
+const MAX_SLICES: usize = 256;
 
 impl TcpFlow {
-    /// A segment of the guest.
-    pub(crate) fn segment(&mut self, segment: &Segment<'_>, now: Instant, shared: &mut Shared) {
+    /// A segment of the current frame of `burst`.
+    pub(crate) fn segment(
+        &mut self,
+        segment: &Segment<'_>,
+        burst: Burst<'_>,
+        now: Instant,
+        shared: &mut Shared,
+    ) {
         if self.phase == Phase::Calling {
             self.answered(segment, shared);
             return;
         }
         if segment.rst {
-            self.guest_reset(segment, shared);
+            self.guest_reset(segment, burst, shared);
             return;
         }
         match self.phase {
@@ -57,7 +63,7 @@ impl TcpFlow {
         }
         self.acknowledged(ack, segment, now, shared);
         if segment.len() > 0 || segment.seq != self.from_guest.next {
-            self.data(segment, shared);
+            self.data(segment, burst, shared);
         }
         if self.from_guest.fin && self.to_guest.fin.is_none() && self.deadline.is_none() {
             self.deadline = Some(now + HALF_CLOSED_IDLE);
@@ -66,14 +72,14 @@ impl TcpFlow {
     }
 
     /// A guest has no reason to forge resets of its own flows, so one in the window counts.
-    fn guest_reset(&mut self, segment: &Segment<'_>, shared: &mut Shared) {
+    fn guest_reset(&mut self, segment: &Segment<'_>, burst: Burst<'_>, shared: &mut Shared) {
         let from_guest = &self.from_guest;
         let offset = segment.seq.since(from_guest.next);
         let window = from_guest.edge.bytes_since(from_guest.next);
         let is_in_window = usize::try_from(offset).is_ok_and(|offset| offset <= window);
         if self.phase == Phase::Connecting || is_in_window {
             // What came before the reset.
-            self.write_queued(shared);
+            self.write_burst(burst, shared);
             self.reset_host();
             self.phase = Phase::Over;
         }
@@ -117,7 +123,7 @@ impl TcpFlow {
     }
 
     /// Takes what is next in order and in the window.
-    fn data(&mut self, segment: &Segment<'_>, shared: &mut Shared) {
+    fn data(&mut self, segment: &Segment<'_>, burst: Burst<'_>, shared: &mut Shared) {
         self.ack_due = true;
         let known = self.from_guest.next.since(segment.seq);
         let Ok(known) = usize::try_from(known) else { return };
@@ -125,9 +131,9 @@ impl TcpFlow {
             return;
         }
         let new = segment.payload.get(known..).unwrap_or_default();
-        let room = self.from_guest.limit.saturating_sub(self.from_guest.queue.len());
+        let room = self.from_guest.limit.saturating_sub(self.from_guest.held());
         let taken = &new[..new.len().min(room)];
-        if !self.deliver(taken, shared) {
+        if !self.deliver(taken, burst, shared) {
             return;
         }
         self.from_guest.next += taken.len();
@@ -139,34 +145,62 @@ impl TcpFlow {
         }
     }
 
-    /// Passes bytes to the host, and queues what it does not take. Small segments are queued and
-    /// written together. Returns whether the host is there.
-    fn deliver(&mut self, bytes: &[u8], shared: &mut Shared) -> bool {
-        let Some(end) = &mut self.end else { return false };
+    /// Takes bytes for the host. A socket gets those of a burst at its end. Returns whether the host
+    /// is there.
+    fn deliver(&mut self, bytes: &[u8], burst: Burst<'_>, shared: &mut Shared) -> bool {
         let from_guest = &mut self.from_guest;
-        let mut written = 0;
-        let is_direct = !bytes.is_empty() && (bytes.len() >= DIRECT || !end.gathers());
-        if is_direct && from_guest.queue.len() == 0 && !from_guest.blocked {
-            match end.send(bytes) {
-                Ok(count) => written = count,
-                Err(Errno::AGAIN) => {}
-                Err(_) => {
+        match &mut self.end {
+            None => return false,
+            Some(End::Metadata(connection)) => {
+                if connection.write(bytes).is_err() {
                     self.reset_guest();
                     return false;
                 }
             }
-            from_guest.blocked = written < bytes.len();
+            Some(End::Socket(_)) if from_guest.queue.len() > 0 => {
+                from_guest.queue.push(bytes, &mut shared.pool);
+            }
+            Some(End::Socket(_)) => {
+                from_guest.unwritten.push(burst.part(bytes));
+                from_guest.unwritten_len += bytes.len();
+            }
         }
-        from_guest.queue.push(&bytes[written..], &mut shared.pool);
-        if from_guest.queue.len() >= TOGETHER {
-            self.write_queued(shared);
-        }
-        self.end.is_some()
+        true
     }
 
-    /// Whether [`TcpFlow::write_queued`] is due.
+    /// Whether [`TcpFlow::write_burst`] is due.
     pub(crate) const fn has_unwritten(&self) -> bool {
-        self.from_guest.queue.len() > 0 && !self.from_guest.blocked
+        self.from_guest.unwritten_len > 0
+    }
+
+    /// Writes what the flow has of a burst, and queues what the host's socket does not take.
+    pub(crate) fn write_burst(&mut self, burst: Burst<'_>, shared: &mut Shared) {
+        let Some(end) = &mut self.end else { return };
+        let from_guest = &mut self.from_guest;
+        let parts = std::mem::take(&mut from_guest.unwritten);
+        from_guest.unwritten_len = 0;
+        let mut written = 0;
+        for parts in parts.chunks(MAX_SLICES) {
+            let slices: Vec<&[u8]> = parts.iter().map(|part| burst.bytes(*part)).collect();
+            let len: usize = slices.iter().map(|slice| slice.len()).sum();
+            if !from_guest.blocked {
+                written = match end.send_all(&slices) {
+                    Ok(written) => written,
+                    Err(Errno::AGAIN) => 0,
+                    Err(_) => {
+                        self.reset_guest();
+                        return;
+                    }
+                };
+                from_guest.blocked = written < len;
+            }
+            for slice in slices {
+                let rest = slice.get(written..).unwrap_or_default();
+                written = written.saturating_sub(slice.len());
+                from_guest.queue.push(rest, &mut shared.pool);
+            }
+        }
+        self.has_written();
     }
 
     /// Writes what is queued, as far as the host's socket takes it.
@@ -182,6 +216,11 @@ impl TcpFlow {
                 }
             }
         }
+        self.has_written();
+    }
+
+    /// After the host has taken bytes.
+    fn has_written(&mut self) {
         self.shut_when_written();
         // The guest learns of a larger window when it is worth a segment (RFC 9293, 3.8.6.2.2).
         let from_guest = &self.from_guest;
@@ -196,7 +235,7 @@ impl TcpFlow {
     /// Bytes that the guest may send.
     pub(super) fn window(&self) -> usize {
         let from_guest = &self.from_guest;
-        let window = from_guest.limit.saturating_sub(from_guest.queue.len());
+        let window = from_guest.limit.saturating_sub(from_guest.held());
         if from_guest.shift == 0 { window.min(usize::from(u16::MAX)) } else { window }
     }
 

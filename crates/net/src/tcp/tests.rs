@@ -8,6 +8,7 @@ use smoltcp::wire::TcpPacket;
 
 use super::{Shared, TcpFlow, WINDOW_LIMIT};
 use crate::buffer::{CHUNK, TOTAL_LIMIT};
+use crate::burst::Burst;
 use crate::flow::{FlowKey, FlowProtocol};
 use crate::frame::{Frame, Link};
 use crate::header::Offloads;
@@ -104,14 +105,16 @@ impl Bench {
     /// The guest's acknowledgement of what is before `ack`, relative to the SYN.
     pub(super) fn ack(&mut self, ack: usize, window: u16) {
         let segment = Segment { ack: Some(FIRST + ack), window, ..segment(1, b"") };
-        self.flow.segment(&segment, self.now, &mut self.shared);
+        self.guest_sends(&segment);
     }
 
     /// A burst of one segment.
     pub(super) fn guest_sends(&mut self, segment: &Segment<'_>) {
-        self.flow.segment(segment, self.now, &mut self.shared);
+        let frames = [segment.payload];
+        let burst = Burst::new(&frames, 0);
+        self.flow.segment(segment, burst, self.now, &mut self.shared);
         if self.flow.has_unwritten() {
-            self.flow.write_queued(&mut self.shared);
+            self.flow.write_burst(burst, &mut self.shared);
         }
     }
 

@@ -195,7 +195,7 @@ fn drive(mut proxy: Proxy, mut tap: File, orders: &Receiver<Order>, mut wake: Fi
         }
         for _ in 0..64 {
             let Ok(len) = tap.read(&mut buffer) else { break };
-            proxy.transmit(&buffer[VNET_HEADER..len]);
+            proxy.transmit(&[&buffer[VNET_HEADER..len]]);
         }
         proxy.poll();
         for _ in 0..64 {

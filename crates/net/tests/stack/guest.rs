@@ -141,7 +141,7 @@ impl Guest {
     pub(crate) fn poll_guest(&mut self) {
         self.interface.poll(Instant::now(), &mut self.wire, &mut self.sockets);
         for frame in self.wire.from_guest.drain(..) {
-            self.proxy.transmit(&frame);
+            self.proxy.transmit(&[&frame]);
         }
     }
 

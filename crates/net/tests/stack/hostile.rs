@@ -177,7 +177,7 @@ proptest! {
         let types: [&[u8]; 4] = [&[8, 6], &[8, 0, 0x45], &[0x86, 0xdd, 0x60], &[]];
         frame.extend(types[kind]);
         frame.extend(start);
-        proxy.transmit(&frame);
+        proxy.transmit(&[&frame]);
         proxy.poll();
         while proxy.receive(1514).is_some() {}
     }
@@ -187,13 +187,13 @@ fn run(mut proxy: Proxy, server: SocketAddrV4, steps: Vec<Step>) {
     let mut view = View::default();
     for step in steps {
         match step {
-            Step::Bytes(bytes) => proxy.transmit(&bytes),
+            Step::Bytes(bytes) => proxy.transmit(&[&bytes]),
             Step::Tcp(tcp) => {
                 let frame = view.tcp(&tcp, server);
-                proxy.transmit(&frame);
+                proxy.transmit(&[&frame]);
             }
             Step::Udp { port, payload } => {
-                proxy.transmit(&udp_to(*server.ip(), port, &payload));
+                proxy.transmit(&[&udp_to(*server.ip(), port, &payload)]);
             }
             Step::Receive(room) => {
                 for _ in 0..16 {
@@ -237,7 +237,7 @@ fn udp_to(to: Ipv4Addr, port: u16, payload: &[u8]) -> Vec<u8> {
 fn datagrams_that_wait_for_their_sockets_are_bounded() {
     let mut proxy = Proxy::new(GuestNetwork::default(), broker()).unwrap();
     for port in 1..4000 {
-        proxy.transmit(&udp(port, &[1; 1400]));
+        proxy.transmit(&[&udp(port, &[1; 1400])]);
     }
     let counters = proxy.counters();
     assert_eq!((counters.flows, counters.flows_opened), (1024, 3999), "{counters:?}");
@@ -252,8 +252,8 @@ fn datagrams_that_wait_for_their_sockets_are_bounded() {
 fn the_idle_flow_of_datagrams_ends_first() {
     let mut proxy = Proxy::new(GuestNetwork::default(), broker()).unwrap();
     for port in 2..3000 {
-        proxy.transmit(&udp(1, b"used"));
-        proxy.transmit(&udp(port, b"once"));
+        proxy.transmit(&[&udp(1, b"used")]);
+        proxy.transmit(&[&udp(port, b"once")]);
     }
     let counters = proxy.counters();
     // The used one was opened once.
@@ -273,7 +273,7 @@ fn a_guest_that_opens_too_many_connections_is_refused() {
             packet.set_header_len(20);
             packet.set_syn(true);
         });
-        proxy.transmit(&syn);
+        proxy.transmit(&[&syn]);
         while proxy.receive(1514).is_some() {
             resets += 1;
         }

@@ -237,7 +237,7 @@ proptest! {
                 Step::Answer(answer) => {
                     let at = known.len().checked_sub(answer.connection + 1);
                     if let Some(known) = at.and_then(|at| known.get(at)) {
-                        proxy.transmit(&frame(known, &answer));
+                        proxy.transmit(&[&frame(known, &answer)]);
                     }
                 }
                 Step::Receive(room) => {
