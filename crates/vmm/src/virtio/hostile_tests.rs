@@ -13,7 +13,7 @@ use firn_memory::GuestView;
 use super::testing::{Guest, HIGH, HIGH_LEN};
 use super::{
     Balloon, Block, Disk, Metadata, Net, Network, NetworkBackend, NetworkConfig, OverlayDisk,
-    PageDiscard, ReadOnlyDisk, Rng, VirtioDevice, Vsock, VsockBroker, VsockListener,
+    PageDiscard, ReadOnlyDisk, Rng, Traffic, VirtioDevice, Vsock, VsockBroker, VsockListener,
 };
 use crate::open_file::OpenFile;
 
@@ -188,8 +188,9 @@ impl NetworkBackend for Frames {
         self.next += 1;
     }
 
-    fn transmit(&mut self, _packet: &[u8]) -> bool {
-        true
+    fn transmit(&mut self, packets: &[&[u8]]) -> Traffic {
+        assert!(packets.iter().all(|packet| packet.len() >= 12));
+        Traffic::default()
     }
 }
 

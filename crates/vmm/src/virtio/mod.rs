@@ -32,9 +32,9 @@ pub(crate) use device::VirtioDevice;
 pub(crate) use error::RestoreDeviceError;
 pub(crate) use mmio::{NewDeviceError, VirtioMmio};
 pub(crate) use net::Net;
-#[cfg(test)]
-pub(crate) use net::NetworkBackend;
 pub use net::{Metadata, Network, NetworkConfig, NetworkEnd, OpenTapError, open_tap};
+#[cfg(test)]
+pub(crate) use net::{NetworkBackend, Traffic};
 pub use rate_limiter::{RateLimit, RateLimiter};
 pub(crate) use rng::Rng;
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::io;
+use std::ops::AddAssign;
 use std::os::fd::BorrowedFd;
 
 use firn_net::NetworkState;
@@ -31,11 +32,9 @@ pub(crate) trait NetworkBackend: Send + Debug {
     /// Drops the packet.
     fn taken(&mut self);
 
-    /// Takes a packet of the guest. Returns whether it was sent.
-    fn transmit(&mut self, packet: &[u8]) -> bool;
-
-    /// No packet of the guest is at hand: what the backend gathers goes out.
-    fn flush(&mut self) {}
+    /// Takes packets that the guest has sent together, none of which is shorter than its header.
+    /// Returns their frames.
+    fn transmit(&mut self, packets: &[&[u8]]) -> Traffic;
 
     /// What a snapshot keeps of it. The guest does not run.
     fn save(&self) -> NetworkState {
@@ -67,7 +66,16 @@ pub(crate) struct Traffic {
     pub(crate) dropped: u64,
 }
 
+impl AddAssign for Traffic {
+    fn add_assign(&mut self, other: Self) {
+        self.frames += other.frames;
+        self.bytes += other.bytes;
+        self.dropped += other.dropped;
+    }
+}
+
 impl Traffic {
+    /// Counts a frame of `bytes`.
     pub(super) fn count(&mut self, bytes: u64, arrived: bool) {
         if arrived {
             self.frames += 1;

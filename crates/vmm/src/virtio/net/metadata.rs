@@ -3,11 +3,12 @@
 use std::net::Ipv4Addr;
 use std::os::fd::BorrowedFd;
 
+use firn_base::num::u64_of;
 use firn_net::NetworkState;
 use rustix::event::epoll::EventFlags;
 
 use super::HEADER_LEN;
-use super::backend::NetworkBackend;
+use super::backend::{NetworkBackend, Traffic};
 use super::proxy::UserNetwork;
 
 /// Where fields are in a frame: Ethernet's type, the address that ARP asks for, and the
@@ -93,16 +94,18 @@ impl NetworkBackend for Intercepted {
         }
     }
 
-    fn transmit(&mut self, packet: &[u8]) -> bool {
-        if packet.get(HEADER_LEN..).is_some_and(|frame| self.is_for_service(frame)) {
-            return self.service.transmit(packet);
-        }
-        self.backend.as_mut().is_some_and(|backend| backend.transmit(packet))
-    }
-
-    fn flush(&mut self) {
-        self.service.flush();
-        self.backend.iter_mut().for_each(|backend| backend.flush());
+    fn transmit(&mut self, packets: &[&[u8]]) -> Traffic {
+        let is_for_service = |packet: &&[u8]| {
+            packet.get(HEADER_LEN..).is_some_and(|frame| self.is_for_service(frame))
+        };
+        let (own, others): (Vec<&[u8]>, Vec<&[u8]>) =
+            packets.iter().copied().partition(is_for_service);
+        let mut traffic = self.service.transmit(&own);
+        traffic += match &mut self.backend {
+            Some(backend) => backend.transmit(&others),
+            None => Traffic { dropped: u64_of(others.len()), ..Traffic::default() },
+        };
+        traffic
     }
 
     fn save(&self) -> NetworkState {

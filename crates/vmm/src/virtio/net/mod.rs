@@ -31,6 +31,8 @@ use super::state::{DeviceState, NetState};
 
 pub(crate) use backend::NetworkBackend;
 use backend::NetworkCounters;
+#[cfg(test)]
+pub(crate) use backend::Traffic;
 use metadata::Intercepted;
 use proxy::UserNetwork;
 use tap::Tap;
@@ -48,6 +50,9 @@ const NUM_BUFFERS: usize = 10;
 const MAX_FRAME: usize = 65_535 + 18;
 /// Bytes of the largest packet: a frame and its header.
 pub(super) const MAX_PACKET: usize = HEADER_LEN + MAX_FRAME;
+
+/// Bytes of packets from the guest after which a burst ends.
+const BURST: usize = 256 << 10;
 
 /// Frames for which the guest has no buffers that are dropped in one turn.
 const MAX_DROPPED: u32 = 256;
@@ -137,7 +142,8 @@ pub(crate) struct Net {
     /// The features of the driver that the backend knows.
     negotiated: Option<u64>,
     counters: NetworkCounters,
-    packet: Vec<u8>,
+    /// Packets from the guest that were sent together.
+    burst: Vec<u8>,
 }
 
 impl Net {
@@ -181,8 +187,8 @@ impl Net {
         for limiter in to_guest.iter().chain(&from_guest) {
             add(limiter.as_fd(), EventFlags::ET)?;
         }
-        let (negotiated, counters, packet) = (None, NetworkCounters::default(), Vec::new());
-        Ok(Self { config, backend, to_guest, from_guest, epoll, negotiated, counters, packet })
+        let (negotiated, counters, burst) = (None, NetworkCounters::default(), Vec::new());
+        Ok(Self { config, backend, to_guest, from_guest, epoll, negotiated, counters, burst })
     }
 
     /// What has happened since the monitor started.
@@ -193,32 +199,44 @@ impl Net {
 
     /// Passes the guest's frames to the backend.
     fn transmit(&mut self, mem: &GuestView, queue: &mut VirtQueue) -> Result<(), DeviceError> {
-        let Self { backend, from_guest, counters, packet, .. } = self;
-        while from_guest.as_mut().is_none_or(RateLimiter::allows)
-            && let Some(chain) = queue.pop(mem)?
-        {
-            let len = chain.readable.len();
-            let Some(frame) = len.checked_sub(HEADER_LEN) else {
-                let fault = ChainFault::TooShort { needed: HEADER_LEN, found: len };
-                return Err(queue.chain_error(fault));
-            };
-            let mut sent = false;
-            if len <= MAX_PACKET
-                && let Some(backend) = backend
+        let Self { backend, from_guest, counters, burst, .. } = self;
+        loop {
+            let (mut lens, mut filled) = (Vec::new(), 0);
+            while filled < BURST
+                && from_guest.as_mut().is_none_or(RateLimiter::allows)
+                && let Some(chain) = queue.pop(mem)?
             {
-                packet.resize(len, 0);
-                let read = chain.readable.read_at(mem, 0, packet);
-                read.map_err(|fault| queue.chain_error(fault))?;
-                sent = backend.transmit(packet);
+                let len = chain.readable.len();
+                let Some(frame) = len.checked_sub(HEADER_LEN) else {
+                    let fault = ChainFault::TooShort { needed: HEADER_LEN, found: len };
+                    return Err(queue.chain_error(fault));
+                };
+                if len <= MAX_PACKET && backend.is_some() {
+                    let start = filled;
+                    filled += len;
+                    burst.resize(filled.max(burst.len()), 0);
+                    let read = chain.readable.read_at(mem, 0, &mut burst[start..filled]);
+                    read.map_err(|fault| queue.chain_error(fault))?;
+                    lens.push(len);
+                } else {
+                    counters.from_guest.count(u64_of(frame), false);
+                }
+                from_guest.iter_mut().for_each(|limiter| limiter.take(u64_of(frame)));
+                queue.push_used(mem, &chain, 0)?;
             }
-            counters.from_guest.count(u64_of(frame), sent);
-            from_guest.iter_mut().for_each(|limiter| limiter.take(u64_of(frame)));
-            queue.push_used(mem, &chain, 0)?;
+            if let Some(backend) = backend {
+                let mut rest = burst.as_slice();
+                let packets = lens.into_iter().map(|len| {
+                    let (packet, after) = rest.split_at(len);
+                    rest = after;
+                    packet
+                });
+                counters.from_guest += backend.transmit(&packets.collect::<Vec<_>>());
+            }
+            if filled < BURST {
+                return Ok(());
+            }
         }
-        if let Some(backend) = backend {
-            backend.flush();
-        }
-        Ok(())
     }
 
     /// Passes the backend's frames to the guest while it has buffers. A `merges`ing driver takes a

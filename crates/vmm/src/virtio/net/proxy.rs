@@ -3,13 +3,14 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use firn_base::num::u64_of;
 use firn_net::{FrameHeader, GuestNetwork, NetworkState, Offloads, PendingResets, Proxy};
 use rustix::event::epoll::EventFlags;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
 };
 
-use super::backend::NetworkBackend;
+use super::backend::{NetworkBackend, Traffic};
 use super::{HEADER_LEN, MAX_FRAME, Metadata, NetworkConfig};
 
 /// A user-mode network, whose sockets come from a [`Broker`](firn_net::Broker).
@@ -85,14 +86,12 @@ impl NetworkBackend for UserNetwork {
         self.len = 0;
     }
 
-    fn transmit(&mut self, packet: &[u8]) -> bool {
-        let Some(frame) = packet.get(HEADER_LEN..) else { return false };
-        self.proxy.transmit(frame);
-        true
-    }
-
-    fn flush(&mut self) {
-        self.proxy.flush();
+    fn transmit(&mut self, packets: &[&[u8]]) -> Traffic {
+        let frames: Vec<&[u8]> = packets.iter().filter_map(|one| one.get(HEADER_LEN..)).collect();
+        self.proxy.transmit(&frames);
+        let mut traffic = Traffic::default();
+        frames.iter().for_each(|frame| traffic.count(u64_of(frame.len()), true));
+        traffic
     }
 
     fn save(&self) -> NetworkState {

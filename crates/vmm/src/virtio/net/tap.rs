@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
+use firn_base::num::u64_of;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::ioctl::{IntegerSetter, Opcode, Setter, ioctl, opcode};
@@ -15,7 +16,7 @@ use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
 };
 
-use super::backend::NetworkBackend;
+use super::backend::{NetworkBackend, Traffic};
 use super::{HEADER_LEN, MAX_PACKET};
 
 /// The device by which programs reach tap devices.
@@ -184,8 +185,13 @@ impl NetworkBackend for Tap {
         self.len = None;
     }
 
-    fn transmit(&mut self, packet: &[u8]) -> bool {
-        rustix::io::write(&self.file, packet) == Ok(packet.len())
+    fn transmit(&mut self, packets: &[&[u8]]) -> Traffic {
+        let mut traffic = Traffic::default();
+        for packet in packets {
+            let sent = rustix::io::write(&self.file, packet) == Ok(packet.len());
+            traffic.count(u64_of(packet.len().saturating_sub(HEADER_LEN)), sent);
+        }
+        traffic
     }
 }
 

@@ -77,9 +77,13 @@ impl NetworkBackend for Wire {
         self.packet = None;
     }
 
-    fn transmit(&mut self, packet: &[u8]) -> bool {
-        self.from_guest.lock().push(packet.to_vec());
-        true
+    fn transmit(&mut self, packets: &[&[u8]]) -> Traffic {
+        let mut traffic = Traffic::default();
+        for packet in packets {
+            self.from_guest.lock().push(packet.to_vec());
+            traffic.count(u64_of(packet.len() - HEADER_LEN), true);
+        }
+        traffic
     }
 }
 
