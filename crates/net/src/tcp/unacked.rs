@@ -15,8 +15,9 @@ const READ_AHEAD: usize = 256 << 10;
 const LARGE: usize = 16 << 10;
 /// Bytes that one call removes from a socket.
 const DISCARD: usize = 4 << 20;
-/// Bytes for which that call is made while others are with the guest.
-const LEAST: usize = 256 << 10;
+/// Bytes for which that call is made while others are with the guest: fewer than the smallest
+/// receive buffer has.
+const LEAST: usize = 64 << 10;
 
 /// Where these bytes wait. Offsets are bytes after the first one.
 #[derive(Debug)]
