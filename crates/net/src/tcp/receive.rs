@@ -145,8 +145,8 @@ impl TcpFlow {
         }
     }
 
-    /// Takes bytes for the host. A socket gets those of a burst at its end. Returns whether the host
-    /// is there.
+    /// Takes bytes for the host. A socket gets those of a burst at its end. Returns whether the
+    /// host is there.
     fn deliver(&mut self, bytes: &[u8], burst: Burst<'_>, shared: &mut Shared) -> bool {
         let from_guest = &mut self.from_guest;
         match &mut self.end {
