@@ -12,10 +12,10 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use firn_base::{ErrorChain, end_with, handle_signal};
 use libc::{c_int, c_long, c_void, siginfo_t};
+use parking_lot::Mutex;
 use seccompiler::SeccompCmpArgLen::{Dword, Qword};
 use seccompiler::SeccompCmpOp::{Eq, MaskedEq, Ne};
 use seccompiler::{
@@ -142,38 +142,37 @@ const LOCKS: [c_int; 2] = [libc::F_OFD_SETLK, libc::F_OFD_SETLKW];
 type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 type Result<T> = std::result::Result<T, seccompiler::Error>;
 
-/// Whether this process has the first filter, so that the second belongs on it.
-static FILTERED: AtomicBool = AtomicBool::new(false);
+/// The second filter of a process that has the first one. It is compiled before a start needs it.
+static SECOND: Mutex<Option<BpfProgram>> = Mutex::new(None);
 
 /// Applies the first filter to this process, which has one thread.
 pub(super) fn apply() -> io::Result<()> {
     // SAFETY: the handler only calls async-signal-safe functions.
     unsafe { handle_signal(libc::SIGSYS, on_denied, 0) }?;
     let applied = || {
-        install(allowed()?, SeccompAction::Trap, SeccompAction::Allow)?;
+        let first = compile(allowed()?, SeccompAction::Trap, SeccompAction::Allow)?;
+        apply_filter_all_threads(&first)?;
         let fail = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
-        install(failing()?, SeccompAction::Allow, fail)
+        apply_filter_all_threads(&compile(failing()?, SeccompAction::Allow, fail)?)?;
+        compile(denied()?, SeccompAction::Allow, SeccompAction::Trap)
     };
-    applied().map_err(|error| io::Error::other(ErrorChain::of(&error)))?;
-    FILTERED.store(true, Ordering::SeqCst);
+    let second = applied().map_err(|error| io::Error::other(ErrorChain::of(&error)))?;
+    *SECOND.lock() = Some(second);
     Ok(())
 }
 
 /// Applies the second filter to all threads, if this process has the first and not the second.
 /// Returns whether it had.
 pub(super) fn narrow() -> io::Result<bool> {
-    if !FILTERED.swap(false, Ordering::SeqCst) {
-        return Ok(false);
-    }
-    let applied = || install(denied()?, SeccompAction::Allow, SeccompAction::Trap);
-    applied().map_err(|error| io::Error::other(ErrorChain::of(&error)))?;
+    let Some(second) = SECOND.lock().take() else { return Ok(false) };
+    let applied = apply_filter_all_threads(&second);
+    applied.map_err(|error| io::Error::other(ErrorChain::of(&error)))?;
     Ok(true)
 }
 
-fn install(rules: Rules, otherwise: SeccompAction, matched: SeccompAction) -> Result<()> {
+fn compile(rules: Rules, otherwise: SeccompAction, matched: SeccompAction) -> Result<BpfProgram> {
     let filter = SeccompFilter::new(rules, otherwise, matched, TargetArch::x86_64)?;
-    let program: BpfProgram = filter.try_into()?;
-    apply_filter_all_threads(&program)
+    Ok(filter.try_into()?)
 }
 
 /// What is allowed from the beginning.
