@@ -17,8 +17,7 @@ use firn_memory::{
 };
 use firn_snapshot::{Grant, NoCopy, Snapshot};
 use firn_vmm::{
-    FrozenMachine, HostConfig, KvmCounters, Microvm, OpenFile, OpenKvm, OpenKvmError, Shape,
-    Standby,
+    FrozenMachine, HostConfig, KvmCounters, Microvm, OpenKvm, OpenKvmError, Shape, Standby,
 };
 
 use crate::background::Background;
@@ -279,18 +278,20 @@ impl<'a> Mapped<'a> {
         &mut self.machine
     }
 
-    /// Makes the microVM and restores its state. `root` is its root disk, if it has one.
+    /// The snapshot.
+    #[must_use]
+    pub fn snapshot(&self) -> &'a Snapshot {
+        self.source.snapshot()
+    }
+
+    /// Makes the microVM and restores its state.
     ///
     /// # Errors
     /// [`StartError::Restore`].
-    pub fn restore(
-        self,
-        host: HostConfig,
-        root: Option<OpenFile>,
-    ) -> Result<Restored<'a>, StartError> {
+    pub fn restore(self, host: HostConfig) -> Result<Restored<'a>, StartError> {
         let begin = Instant::now();
         let Self { source, plan, machine, memory, loader, after_resume, mut report, since } = self;
-        let (microvm, restored) = Microvm::restore(machine, memory, host, root)?;
+        let (microvm, restored) = Microvm::restore(machine, memory, host)?;
         if report.standby.is_some() && restored.standby {
             report.standby = Some(StandbyUse::Hit);
         }

@@ -231,7 +231,7 @@ fn prepare_with(
 /// Runs a program on one vCPU until it reports; returns the microVM and the report.
 fn run(sealed: &Sealed) -> (Microvm, u64) {
     let dir = tempfile::tempdir().unwrap();
-    let (host, reports) = host(dir.path());
+    let (host, reports) = host();
     let mut microvm = prepare(sealed, 1, host);
     let copied_ahead = microvm.chunk_copies();
     // The chunk of the page tables, and the chunk of the stack, which contains a descriptor table.
@@ -331,7 +331,7 @@ fn two_vcpus_increment_one_counter() {
     let sealed = sealed(&firn_cow_counter());
     for _ in 0..5 {
         let dir = tempfile::tempdir().unwrap();
-        let (host, reports) = host(dir.path());
+        let (host, reports) = host();
         let mut microvm = prepare(&sealed, 2, host);
         microvm.resume().unwrap();
         let mut done = [false; 2];
@@ -365,7 +365,7 @@ fn pages_that_kvm_writes_may_be_registered_after_the_start() {
     // Chunks that the guest writes, and one that it does not.
     for chunk in [DATA, DATA + CHUNK, DATA + 3 * CHUNK] {
         let dir = tempfile::tempdir().unwrap();
-        let (host, reports) = host(dir.path());
+        let (host, reports) = host();
         // As if the guest set the MSRs after the resume: nothing is copied ahead for them.
         let mut microvm = prepare_with(&sealed, 1, host, |fd| {
             let accepted = KVM_PAGES.into_iter().zip(1..).filter(|((index, enabled), place)| {
@@ -397,7 +397,7 @@ fn pages_that_kvm_writes_may_be_registered_after_the_start() {
 fn a_write_fault_that_cannot_be_resolved_ends_the_microvm_with_a_report() {
     let sealed = sealed(&firn_cow_plain());
     let dir = tempfile::tempdir().unwrap();
-    let (host, _reports) = host(dir.path());
+    let (host, _reports) = host();
     let mut microvm = prepare(&sealed, 1, host);
     // The host write-protects a page that is no longer sealed.
     let view = microvm.memory().vm_memory();

@@ -10,6 +10,7 @@ use super::standby::{Shape, Standby};
 use crate::arch::cpu_features::{describe_all, missing};
 use crate::arch::cpu_model::CpuModel;
 use crate::arch::cpuid;
+use crate::config::Devices;
 use crate::kvm::{FaultHandling, OpenKvmError};
 use crate::state::{DecodeStateError, MachineState};
 
@@ -85,6 +86,18 @@ impl FrozenMachine<'_> {
         let layout = self.snapshot.manifest().layout.clone();
         let cpuids = self.state.vcpus.iter().map(|vcpu| vcpu.cpuid.clone()).collect();
         Shape { layout, leaf, cpuids }
+    }
+
+    /// The guest's virtio devices.
+    #[must_use]
+    pub fn devices(&self) -> Devices {
+        self.state.devices()
+    }
+
+    /// What was [noted](super::Microvm::set_note) with the machine.
+    #[must_use]
+    pub fn note(&self) -> &[u8] {
+        &self.state.note
     }
 
     /// The address space of the VM that was [made in advance](Standby::make), for the plan to be
