@@ -33,7 +33,8 @@ impl MmioDevice for Box<dyn MmioDevice> {
 pub(crate) enum PowerRequest {
     /// ACPI S5: power off.
     Off,
-    /// The ACPI reset register or the keyboard controller: restart. Linux also does so after a panic.
+    /// The reset register of ACPI, or the keyboard controller: restart. Linux also does so after a
+    /// panic.
     Reset,
 }
 

@@ -19,9 +19,9 @@ use vm_memory::{
 use super::{acpi, boot_regs, layout, mp_table};
 use crate::open_file::OpenFile;
 
-/// The command line of firn's own guests, to which a caller may add: a serial console, an immediate reset after a
-/// panic, no probing for PCI, and random numbers from the processor's instruction (the host adds
-/// its own).
+/// The command line of firn's own guests, to which a caller may add: a serial console, an immediate
+/// reset after a panic, no probing for PCI, and random numbers from the processor's instruction
+/// (the host adds its own).
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=acpi mitigations=off \
                                    tsc=reliable random.trust_cpu=on pci=off";
 
@@ -53,8 +53,8 @@ pub enum LoadKernelError {
     },
     /// The file is neither a 64-bit little-endian ELF kernel nor a 64-bit bzImage.
     #[error(
-        "{path} is not a bootable kernel ({reason}): use an uncompressed ELF `vmlinux` or a bzImage, \
-         both for x86-64"
+        "{path} is not a bootable kernel ({reason}): use an uncompressed ELF `vmlinux` or a \
+         bzImage, both for x86-64"
     )]
     NotKernel {
         /// The file.

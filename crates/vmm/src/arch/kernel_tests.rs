@@ -1,6 +1,7 @@
 use std::io::Write;
 use std::path::Path;
 
+use linux_loader::loader::bootparam::setup_header;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use firn_snapshot::MemoryLayout;

@@ -11,7 +11,9 @@ use firn_memory::{Sources, execute_in};
 use firn_snapshot::{Snapshot, freeze};
 
 use super::*;
-use crate::config::{Drive, DriveDisk, HostConfig, MAX_VCPUS, NetworkDevice, OverlayBase, Scratch};
+use crate::config::{
+    Devices, Drive, DriveDisk, HostConfig, MAX_VCPUS, NetworkDevice, OverlayBase, Scratch,
+};
 use crate::kvm::{KVM_DEVICE, OpenKvm};
 use crate::microvm::tests::to_directory;
 use crate::microvm::{

@@ -129,7 +129,7 @@ impl Freeze for Microvm {
 }
 
 impl Microvm {
-    fn save(&self) -> Result<MachineState, FreezeError> {
+    pub(super) fn save(&self) -> Result<MachineState, FreezeError> {
         let indices: Arc<[u32]> = msr_indices(&self.kvm).map_err(FreezeError::MsrList)?.into();
         let xsave_size = self.vm.fd.check_extension_int(kvm_ioctls::Cap::Xsave2);
         let vcpus = self

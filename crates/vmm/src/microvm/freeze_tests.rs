@@ -119,7 +119,6 @@ fn nothing_serves_the_guest_between_the_two_steps() {
 
 #[test]
 fn a_machine_that_has_run_since_is_not_sealed() {
-    let dir = tempfile::tempdir().unwrap();
     let (host, _reports) = host();
     let mut microvm = boot(host, 1, 16 << 20);
     let files = |number| (0..number).map(|_| tempfile::tempfile().unwrap().into()).collect();

@@ -330,7 +330,6 @@ fn a_thawed_microvm_can_be_frozen_again() {
 
 #[test]
 fn other_threads_send_requests_to_a_running_microvm() {
-    let dir = tempfile::tempdir().unwrap();
     let (host, reports) = host();
     let mut microvm = boot(host, 1, 16 << 20);
     microvm.resume().unwrap();
@@ -373,7 +372,6 @@ fn a_guest_that_has_ended_is_not_frozen() {
 /// The vCPUs' threads may not have started yet when they are paused.
 #[test]
 fn a_microvm_can_be_paused_and_dropped_right_after_its_start() {
-    let dir = tempfile::tempdir().unwrap();
     for _ in 0..20 {
         let mut microvm = boot(host().0, 2, 16 << 20);
         microvm.resume().unwrap();

@@ -48,8 +48,8 @@ pub enum WireError {
     Device(#[from] NewDeviceError),
     /// The guest has more devices than there are interrupts.
     #[error(
-        "the guest has {0} devices, and there are interrupts for {most}: use fewer drives or network \
-         devices",
+        "the guest has {0} devices, and there are interrupts for {most}: use fewer drives or \
+         network devices",
         most = layout::VIRTIO_DEVICES
     )]
     TooMany(usize),

@@ -310,7 +310,7 @@ fn a_disk_may_end_within_a_cluster() {
     assert_eq!(seen[512..], [5; 512]);
     disk = match disk_as_enum {
         Disk::Overlay(disk) => disk,
-        Disk::ReadOnly(_) => unreachable!(),
+        _ => unreachable!(),
     };
     let flat = flattened(&disk);
     assert_eq!(flat.len(), 9 * 512);
