@@ -343,6 +343,7 @@ pub(crate) fn boot(
         cmdline: format!("{DEFAULT_CMDLINE}{added}"),
         device_arguments: false,
         legacy_devices: false,
+        track_writes: false,
         vcpus: boot.vcpus,
         cpu,
         memory: boot.memory,

@@ -52,6 +52,9 @@ pub struct BootConfig {
     pub cpu: Option<CpuModel>,
     /// Guest memory, bytes; a multiple of the page size.
     pub memory: u64,
+    /// Whether the pages that are written are logged, for freezes of [those
+    /// pages](firn_snapshot::Target::Written).
+    pub track_writes: bool,
     /// The virtio devices.
     pub devices: Devices,
     /// The host's resources.

@@ -51,7 +51,7 @@ pub use microvm::{
     Argument, AssembleError, BootError, DiskError, End, FreezeError, FrozenMachine,
     GenerationError, GoneError, Handle, IncompatibleError, Microvm, Names, PrepareError,
     ReleaseError, RenewError, RestoreError, RestoreReport, RunError, Shape, Standby, StandbyError,
-    UpdateDeviceError, UserRegisters, WireError, WrittenError, open_root_disk,
+    UpdateDeviceError, UserRegisters, WireError, WrittenError, note_of, open_root_disk,
 };
 pub use open_file::{OpenFile, OpenFileError};
 pub use state::DecodeStateError;

@@ -12,15 +12,15 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use firn_base::{ErrorChain, end_with, handle_signal};
 use libc::{c_int, c_long, c_void, siginfo_t};
 use seccompiler::SeccompCmpArgLen::{Dword, Qword};
 use seccompiler::SeccompCmpOp::{Eq, MaskedEq, Ne};
 use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, TargetArch, apply_filter_all_threads,
+    BpfProgram, BpfProgramRef, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
+    SeccompFilter, SeccompRule, TargetArch, apply_filter, apply_filter_all_threads,
 };
 use syscalls::Sysno;
 
@@ -145,18 +145,32 @@ type Result<T> = std::result::Result<T, seccompiler::Error>;
 /// Whether this process has the first filter, so that the second belongs on it.
 static FILTERED: AtomicBool = AtomicBool::new(false);
 
+/// The code with which this process ends at a call that is denied.
+static EXIT_CODE: AtomicI32 = AtomicI32::new(1);
+
 /// Applies the first filter to this process, which has one thread.
 pub(super) fn apply() -> io::Result<()> {
+    apply_by(apply_filter_all_threads)?;
+    FILTERED.store(true, Ordering::SeqCst);
+    Ok(())
+}
+
+/// Applies the first filter to this thread, and to those that it makes. A call that it denies ends
+/// the process with this code.
+pub(super) fn apply_to_thread(exit_code: i32) -> io::Result<()> {
+    EXIT_CODE.store(exit_code, Ordering::SeqCst);
+    apply_by(apply_filter)
+}
+
+fn apply_by(install: Install) -> io::Result<()> {
     // SAFETY: the handler only calls async-signal-safe functions.
     unsafe { handle_signal(libc::SIGSYS, on_denied, 0) }?;
     let applied = || {
-        install(allowed()?, SeccompAction::Trap, SeccompAction::Allow)?;
+        make(install, allowed()?, SeccompAction::Trap, SeccompAction::Allow)?;
         let fail = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
-        install(failing()?, SeccompAction::Allow, fail)
+        make(install, failing()?, SeccompAction::Allow, fail)
     };
-    applied().map_err(|error| io::Error::other(ErrorChain::of(&error)))?;
-    FILTERED.store(true, Ordering::SeqCst);
-    Ok(())
+    applied().map_err(|error| io::Error::other(ErrorChain::of(&error)))
 }
 
 /// Applies the second filter to all threads, if this process has the first and not the second.
@@ -165,15 +179,24 @@ pub(super) fn narrow() -> io::Result<bool> {
     if !FILTERED.swap(false, Ordering::SeqCst) {
         return Ok(false);
     }
-    let applied = || install(denied()?, SeccompAction::Allow, SeccompAction::Trap);
+    let applied =
+        || make(apply_filter_all_threads, denied()?, SeccompAction::Allow, SeccompAction::Trap);
     applied().map_err(|error| io::Error::other(ErrorChain::of(&error)))?;
     Ok(true)
 }
 
-fn install(rules: Rules, otherwise: SeccompAction, matched: SeccompAction) -> Result<()> {
+/// Installs a filter for this thread, or for all.
+type Install = fn(BpfProgramRef<'_>) -> Result<()>;
+
+fn make(
+    install: Install,
+    rules: Rules,
+    otherwise: SeccompAction,
+    matched: SeccompAction,
+) -> Result<()> {
     let filter = SeccompFilter::new(rules, otherwise, matched, TargetArch::x86_64)?;
     let program: BpfProgram = filter.try_into()?;
-    apply_filter_all_threads(&program)
+    install(&program)
 }
 
 /// What is allowed from the beginning.
@@ -296,7 +319,7 @@ extern "C" fn on_denied(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
         None => writeln!(rest, "firn: error: the monitor made call {call}, which its jail denies"),
     };
     let left = rest.len();
-    end_with(&line[..line.len() - left])
+    end_with(&line[..line.len() - left], EXIT_CODE.load(Ordering::SeqCst))
 }
 
 #[cfg(test)]

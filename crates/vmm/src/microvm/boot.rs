@@ -72,7 +72,10 @@ impl Microvm {
         let BootConfig { mut kernel, mut initramfs, vcpus, devices, .. } = config;
         let generation = config.host.generation;
         check_sizes(vcpus, config.memory)?;
-        let memory = GuestMemory::anonymous(MemoryLayout::for_size(config.memory)?)?;
+        let mut memory = GuestMemory::anonymous(MemoryLayout::for_size(config.memory)?)?;
+        if config.track_writes {
+            memory.track_writes();
+        }
         let offered = kvm.cpuid.as_slice();
         let model = config.cpu.unwrap_or_else(|| CpuModel::best(offered));
         let lacking = model.lacking(offered);

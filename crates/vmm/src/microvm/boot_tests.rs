@@ -155,6 +155,7 @@ fn config(kernel: OpenFile) -> BootConfig {
         cmdline: "a=1".to_owned(),
         device_arguments: false,
         legacy_devices: true,
+        track_writes: false,
         vcpus: 1,
         cpu: None,
         memory: 16 << 20,

@@ -96,7 +96,7 @@ impl Freeze for Microvm {
         let saved = Instant::now();
         let Begin { target, function } = begin;
         let reported = match target {
-            Target::Files { .. } => {
+            Target::Files { .. } | Target::Written => {
                 self.vm.memory.reported_free().map_err(FreezeError::Reported)?
             }
             Target::Extent => Vec::new(),
@@ -107,7 +107,12 @@ impl Freeze for Microvm {
             state: state.encode().map_err(FreezeError::Encode)?,
             reported,
         };
-        let pages = self.vm.memory.pages().map_err(FreezeError::Pages)?;
+        let mut pages = self.vm.memory.pages().map_err(FreezeError::Pages)?;
+        if target == Target::Written
+            && let Some(written) = self.vm.written()?
+        {
+            pages = pages.with_written(written);
+        }
         let begun =
             self.devices.with_overlay(|disk| Writer::begin(machine, &pages, disk, target, files));
         let (writer, begun) = begun?;
@@ -124,6 +129,9 @@ impl Freeze for Microvm {
         let Freezing { writer, pause_ns, save_ns } = freezing;
         let pages = self.vm.memory.pages().map_err(FreezeError::Pages)?;
         let report = self.devices.with_overlay(|disk| writer.seal(&pages, disk, seal, files))?;
+        // What was written until now is in the snapshot.
+        self.vm.written()?;
+        self.vm.memory.forget_writes();
         Ok(FreezeReport { pause_ns, save_ns, ..report })
     }
 }

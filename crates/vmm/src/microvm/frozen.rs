@@ -147,6 +147,16 @@ impl FrozenMachine<'_> {
     }
 }
 
+/// What was [noted](super::Microvm::set_note) with the machine of a snapshot, before a KVM is
+/// opened for it.
+///
+/// # Errors
+/// The machine state cannot be read.
+pub fn note_of(snapshot: &Snapshot) -> Result<Vec<u8>, DecodeStateError> {
+    let (version, bytes) = snapshot.machine_state();
+    Ok(MachineState::decode(version, bytes)?.note)
+}
+
 fn check_cpu(
     required: &CpuRequirement,
     offered: &[kvm_cpuid_entry2],

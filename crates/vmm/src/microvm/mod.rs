@@ -45,7 +45,7 @@ use watchdog::Watchdog;
 pub use boot::BootError;
 pub use disks::{DiskError, open_root_disk};
 pub use freeze::FreezeError;
-pub use frozen::{FrozenMachine, IncompatibleError};
+pub use frozen::{FrozenMachine, IncompatibleError, note_of};
 pub use generation::{GenerationError, RenewError};
 pub use handle::{GoneError, Handle};
 pub use held::ReleaseError;
