@@ -4,7 +4,7 @@ use thiserror::Error;
 use vm_memory::{GuestMemory as _, GuestMemoryError};
 
 use firn_memory::{AnonymousError, GuestMemory};
-use firn_snapshot::{LayoutError, MemoryLayout};
+use firn_snapshot::{LayoutError, MemoryLayout, PageSet};
 
 use super::Microvm;
 use super::parts::{AssembleError, Machine, Parts};
@@ -73,6 +73,8 @@ impl Microvm {
         let generation = config.host.generation;
         check_sizes(vcpus, config.memory)?;
         let mut memory = GuestMemory::anonymous(MemoryLayout::for_size(config.memory)?)?;
+        // The kernel is loaded by a view that logs nothing.
+        let guest = memory.vm_memory();
         if config.track_writes {
             memory.track_writes();
         }
@@ -87,7 +89,6 @@ impl Microvm {
         let machine = Machine { keyboard, devices, ..Machine::default() };
         let parts = Parts::assemble(config.host, standby, memory, vcpus, machine)?;
 
-        let guest = parts.vm.memory.vm_memory();
         // The memory of a boot is anonymous, never sealed.
         let guest = guest.physical_memory().ok_or(BootError::SealedMemory)?;
         let mut kernel = Kernel {
@@ -100,6 +101,10 @@ impl Microvm {
             legacy_devices: config.legacy_devices,
         };
         let entry = kernel::load(guest, &mut kernel)?;
+        // No snapshot has any of it yet.
+        let mut all = PageSet::new(parts.vm.memory.layout().pages());
+        all.insert_range(0..parts.vm.memory.layout().pages());
+        parts.vm.memory.mark_written(&all);
         if let Some(generation) = generation {
             parts.vm.write_generation(generation).map_err(BootError::Generation)?;
         }
