@@ -87,7 +87,7 @@ fn run(args: &Args) -> Exit {
     });
     let control = move || {
         if let Some(config) = config
-            && let Err(fault) = controller.set_up(config)
+            && let Err(fault) = controller.set_up(&config)
         {
             let exit = failed(Exit::Configuration, &fault.message);
             end(exit);

@@ -88,8 +88,8 @@ impl Controller {
     }
 
     /// Sets up all resources of a configuration file, and starts the microVM if it has a kernel.
-    pub(crate) fn set_up(&mut self, config: VmConfig) -> Result<(), Fault> {
-        let VmConfig { logger, metrics, firn_planner, boot_source, machine_config, .. } = &config;
+    pub(crate) fn set_up(&mut self, config: &VmConfig) -> Result<(), Fault> {
+        let VmConfig { logger, metrics, firn_planner, boot_source, machine_config, .. } = config;
         let starts = boot_source.is_some();
         if !starts && firn_planner.is_none() {
             return Err(Fault::new("the configuration file has no boot-source"));
@@ -102,7 +102,7 @@ impl Controller {
             requests.push(Request::PutMachineConfig(machine_config.clone()));
         }
         requests.extend(boot_source.clone().map(Request::PutBootSource));
-        requests.extend(devices::requests(&config));
+        requests.extend(devices::requests(config));
         if starts {
             requests.push(Request::Act(Action::InstanceStart));
         }
