@@ -52,7 +52,7 @@ openssl: setup
 	@command -v openssl >/dev/null || { $(apt-update) && $(apt-install) openssl; }
 
 build: setup
-	cargo build --release -p firn -p firn-agent
+	cargo build --release -p firn -p firn-agent -p firn-firecracker
 
 # The files that a Linux guest boots from.
 guest: build

@@ -29,13 +29,13 @@ pub unsafe fn handle_signal(signal: c_int, handler: SignalHandler, flags: c_int)
     }
 }
 
-/// Writes a line to standard error and ends this process with exit code 1. As with a kill, nothing
+/// Writes a line to standard error and ends this process with an exit code. As with a kill, nothing
 /// is cleaned up. Async-signal-safe.
-pub fn end_with(line: &[u8]) -> ! {
+pub fn end_with(line: &[u8], code: c_int) -> ! {
     // SAFETY: standard error may be closed, and then the write fails.
     let stderr = unsafe { BorrowedFd::borrow_raw(libc::STDERR_FILENO) };
     // A failure cannot be reported anywhere else.
     let _ = rustix::io::write(stderr, line);
     // SAFETY: it ends the process and runs no code of it.
-    unsafe { libc::_exit(1) }
+    unsafe { libc::_exit(code) }
 }

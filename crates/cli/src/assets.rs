@@ -13,7 +13,7 @@ use firn_run::{FunctionSettings, ImageName, ImageNameError};
 /// Which files to boot from; by default those that `make guest` built.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct GuestFiles {
-    /// Kernel to boot: an uncompressed ELF (vmlinux)
+    /// Kernel to boot: an uncompressed ELF (vmlinux) or a bzImage
     #[arg(long, value_name = "FILE", default_value_os_t = guest_file("vmlinux"), hide_default_value = true)]
     pub(crate) kernel: PathBuf,
     /// Initramfs that sets the guest up

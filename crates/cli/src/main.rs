@@ -23,8 +23,8 @@ use clap::{Parser, Subcommand};
 use firn_run::monitor::MONITOR_COMMAND;
 
 use commands::{
-    aws, bench, boot, doctor, freeze, image, invoke, lab, monitor, pager, plan, player, pool,
-    profile, record, serve, thaw, tier, top, verify,
+    aws, bench, boot, doctor, freeze, image, import, invoke, lab, monitor, pager, plan, player,
+    pool, profile, record, serve, thaw, tier, top, verify,
 };
 
 /// Start serverless functions from frozen microVMs.
@@ -57,6 +57,8 @@ enum Command {
     Thaw(thaw::ThawArgs),
     /// Send a request to the function of a running microVM
     Invoke(invoke::InvokeArgs),
+    /// Make a snapshot of the state and memory files that `firn-firecracker` created
+    Import(import::ImportArgs),
     /// Show what a thaw would do, without doing it
     Plan(plan::PlanArgs),
     /// Serve the memory of a microVM of another monitor: Firecracker's page fault handler
@@ -126,6 +128,7 @@ fn main() -> ExitCode {
         Command::Aws(arguments) => Err(aws::aws(&arguments).into()),
         Command::Tier(command) => tier::run(&command),
         Command::Top(arguments) => top::run(&arguments).map_err(Into::into),
+        Command::Import(arguments) => import::run(&arguments),
         Command::Verify(arguments) => verify::run(&arguments),
         Command::Image(command) => image::run(&command).map_err(Into::into),
         Command::Doctor(arguments) => Ok(doctor::run(&arguments)),

@@ -7,7 +7,7 @@ use clap::Args;
 use firn_base::{ParseSizeError, parse_size};
 use firn_net::{GuestNetwork, Policy, PublishedPort, PublishedPorts};
 use firn_run::{Descriptors, NetworkAddresses, NetworkSpec};
-use firn_vmm::{NetworkConfig, RateLimit};
+use firn_vmm::{NetworkConfig, RateLimit, TokenBucket};
 use thiserror::Error;
 
 use crate::metadata_arg::MetadataArg;
@@ -299,9 +299,12 @@ pub(crate) fn parse_cidr(text: &str) -> Result<(Ipv4Addr, u8), NetArgError> {
     parsed.ok_or_else(|| NetArgError::Cidr(text.to_owned()))
 }
 
-fn parse_rate(text: &str) -> Result<u64, NetArgError> {
+fn parse_rate(text: &str) -> Result<TokenBucket, NetArgError> {
     let rate = parse_size(text).map_err(|error| NetArgError::Rate(text.to_owned(), Some(error)))?;
-    if rate == 0 { Err(NetArgError::Rate(text.to_owned(), None)) } else { Ok(rate) }
+    if rate == 0 {
+        return Err(NetArgError::Rate(text.to_owned(), None));
+    }
+    Ok(TokenBucket::per_second(rate))
 }
 
 #[cfg(test)]

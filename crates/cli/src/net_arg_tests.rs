@@ -15,6 +15,10 @@ fn every_option_is_read() {
         "tap:t0,mac=02:00:00:0a:FF:07,mtu=9000,address=10.0.0.2/24,gateway=10.0.0.1,dns=fd00::1,\
          to-guest=10M,to-guest-frames=7,from-guest=1K,from-guest-frames=8",
     );
+    let limit = |bytes, frames| RateLimit {
+        bytes: Some(TokenBucket::per_second(bytes)),
+        operations: Some(TokenBucket::per_second(frames)),
+    };
     let expected = Network {
         tap: Some("t0".to_owned()),
         mac: Some([2, 0, 0, 10, 255, 7]),
@@ -22,8 +26,8 @@ fn every_option_is_read() {
         address: Some((Ipv4Addr::new(10, 0, 0, 2), 24)),
         gateway: Some(Ipv4Addr::new(10, 0, 0, 1)),
         dns: Some("fd00::1".parse().unwrap()),
-        to_guest: RateLimit { bytes: Some(10 << 20), operations: Some(7) },
-        from_guest: RateLimit { bytes: Some(1024), operations: Some(8) },
+        to_guest: limit(10 << 20, 7),
+        from_guest: limit(1024, 8),
     };
     assert_eq!(found, expected);
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use firn_agent::protocol::RoleCredentials;
 use firn_memory::copy_ahead::WriteReport;
-use firn_vmm::{HostConfig, Microvm, OpenFile, TracepointFormat};
+use firn_vmm::{HostConfig, Microvm, TracepointFormat};
 use uuid::Uuid;
 
 use crate::descriptors::Descriptors;
@@ -48,13 +48,12 @@ pub trait Listener: Send + Sync {
 
 /// A kind of guest: what it needs of its host, and how its run goes from running vCPUs to its end.
 pub(crate) trait GuestKind: Sized {
-    /// Changes the machine before it is restored. Returns what the microVM uses of its host, and
-    /// its root disk.
+    /// Changes the machine before it is restored. Returns what the microVM uses of its host.
     fn prepare(
         &mut self,
         mapped: &mut Mapped<'_>,
         descriptors: &mut Descriptors,
-    ) -> Result<(HostConfig, Option<OpenFile>), StartError>;
+    ) -> Result<HostConfig, StartError>;
 
     /// Looks at the complete microVM before its vCPUs run.
     fn restored(&mut self, _microvm: &Microvm, _listener: &Arc<dyn Listener>) {}

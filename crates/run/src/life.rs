@@ -17,8 +17,7 @@ use firn_memory::{
 };
 use firn_snapshot::{Grant, NoCopy, Snapshot};
 use firn_vmm::{
-    FrozenMachine, HostConfig, KvmCounters, Microvm, OpenFile, OpenKvm, OpenKvmError, Shape,
-    Standby,
+    FrozenMachine, HostConfig, KvmCounters, Microvm, OpenKvm, OpenKvmError, Shape, Standby,
 };
 
 use crate::background::Background;
@@ -193,11 +192,35 @@ impl Source {
         kvm: KvmDevice,
         clock: &Clock,
     ) -> Result<Mapped<'_>, StartError> {
+        let mut mapped = self.unplanned(memory, "recorder", kvm, clock)?;
+        mapped.machine.fault_in_vcpu_threads();
+        Ok(mapped)
+    }
+
+    /// The same for guest memory that a [`PageFaultHandler`](crate::PageFaultHandler) fills.
+    ///
+    /// # Errors
+    /// [`StartError::Incompatible`].
+    pub fn served(
+        &self,
+        memory: GuestMemory,
+        kvm: KvmDevice,
+        clock: &Clock,
+    ) -> Result<Mapped<'_>, StartError> {
+        self.unplanned(memory, "page fault handler", kvm, clock)
+    }
+
+    fn unplanned(
+        &self,
+        memory: GuestMemory,
+        name: &str,
+        kvm: KvmDevice,
+        clock: &Clock,
+    ) -> Result<Mapped<'_>, StartError> {
         // It gives access to all extents of the pool.
         drop(self.grant().and_then(Grant::take_medium));
-        let (mut machine, mut report) = (open_machine(self.snapshot(), kvm)?, self.report(clock));
-        machine.fault_in_vcpu_threads();
-        report.planner = "recorder".to_owned();
+        let machine = open_machine(self.snapshot(), kvm)?;
+        let report = StartReport { planner: name.to_owned(), ..self.report(clock) };
         Ok(Mapped {
             source: self,
             plan: None,
@@ -279,18 +302,20 @@ impl<'a> Mapped<'a> {
         &mut self.machine
     }
 
-    /// Makes the microVM and restores its state. `root` is its root disk, if it has one.
+    /// The snapshot.
+    #[must_use]
+    pub fn snapshot(&self) -> &'a Snapshot {
+        self.source.snapshot()
+    }
+
+    /// Makes the microVM and restores its state.
     ///
     /// # Errors
     /// [`StartError::Restore`].
-    pub fn restore(
-        self,
-        host: HostConfig,
-        root: Option<OpenFile>,
-    ) -> Result<Restored<'a>, StartError> {
+    pub fn restore(self, host: HostConfig) -> Result<Restored<'a>, StartError> {
         let begin = Instant::now();
         let Self { source, plan, machine, memory, loader, after_resume, mut report, since } = self;
-        let (microvm, restored) = Microvm::restore(machine, memory, host, root)?;
+        let (microvm, restored) = Microvm::restore(machine, memory, host)?;
         if report.standby.is_some() && restored.standby {
             report.standby = Some(StandbyUse::Hit);
         }
@@ -341,28 +366,54 @@ impl<'a> Restored<'a> {
     ///
     /// # Errors
     /// [`StartError::Resume`].
-    pub fn resume(self) -> Result<Running<'a>, StartError> {
-        let Self { mut microvm, source, plan, loader, after_resume, mut report, begin, since } =
-            self;
-        jail::narrow(microvm.largest_file(), microvm.most_sockets())?;
-        microvm.resume()?;
+    pub fn resume(mut self) -> Result<Running<'a>, StartError> {
+        jail::narrow(self.microvm.largest_file(), self.microvm.most_sockets())?;
+        self.microvm.resume()?;
+        Ok(self.run())
+    }
+
+    /// Starts what the plan has after the resume, while the vCPUs wait for
+    /// [`Microvm::resume`](firn_vmm::Microvm::resume).
+    ///
+    /// # Errors
+    /// [`StartError::Jail`].
+    pub fn pause(self) -> Result<Running<'a>, StartError> {
+        jail::narrow(self.microvm.largest_file(), self.microvm.most_sockets())?;
+        Ok(self.run())
+    }
+
+    fn run(self) -> Running<'a> {
+        let Self { microvm, source, plan, loader, after_resume, mut report, begin, since } = self;
         let (resumed, resumed_ns) = (Instant::now(), now_ns());
         report.times.resume_ns = nanoseconds(resumed - begin);
         let memory = microvm.shared_memory();
         let background = Background::start(after_resume, memory.clone(), loader);
         let source = Some(source);
         let run = Run { source, plan, background, memory, report, resumed, resumed_ns, since };
-        Ok(Running { microvm, run })
+        Running { microvm, run }
     }
 }
 
 impl Run<'_> {
     /// Writes of the guest to sealed memory, where it ran on copies: what was expected, and what
-    /// was written.
-    pub(crate) fn writes(&self) -> Result<Option<WriteReport>, StartError> {
+    /// was written, for [`Source::learn`].
+    ///
+    /// # Errors
+    /// [`StartError::Measure`].
+    pub fn writes(&self) -> Result<Option<WriteReport>, StartError> {
         let (Some(source), Some(plan)) = (self.source, &self.plan) else { return Ok(None) };
         let writes = observe(&self.memory, plan, source.snapshot(), source.grant());
         writes.map_err(|error| StartError::Measure(ErrorChain::of(&error)))
+    }
+
+    /// Waits for the loader and for what the plan has after the resume. Returns a note if the
+    /// loader failed, which fails nothing.
+    ///
+    /// # Errors
+    /// [`StartError::Schedule`].
+    pub fn finish(&mut self) -> Result<Option<String>, StartError> {
+        self.background.finish()?;
+        Ok(self.background.loader_failure())
     }
 
     /// Sets `total_ns` to now.

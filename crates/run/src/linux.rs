@@ -12,8 +12,8 @@ use firn_memory::compare::{CompareReport, Original};
 use firn_net::PendingResets;
 use firn_snapshot::{PageSet, Snapshot};
 use firn_vmm::{
-    BootConfig, Console, Handle, HostConfig, Microvm, OpenFile, Scratch, Virtualization,
-    VsockConnector, VsockListener,
+    BootConfig, Console, DEFAULT_CMDLINE, Devices, Drive, Handle, HostConfig, Microvm, NETWORK,
+    OverlayBase, Scratch, Virtualization, VsockConnector, VsockListener,
 };
 use uuid::Uuid;
 
@@ -38,7 +38,10 @@ const RESETS_LIMIT: Duration = Duration::from_secs(5);
 
 /// A guest with Linux, and what its monitor serves it with.
 pub(crate) struct Linux {
+    /// Without its drives.
     host: Option<HostConfig>,
+    /// Where its disk writes go.
+    scratch: Option<Scratch>,
     served: Served,
     limit: Duration,
     interruption: Interruption,
@@ -92,14 +95,30 @@ impl Linux {
             require_hardware(spec.host.software_kvm)?;
         }
         let interruption = caught.map_or_else(Interruption::catch, Ok)?;
-        let (host, served) = serve(&spec.host, descriptors)?;
+        let (host, scratch, served) = serve(&spec.host, descriptors)?;
         let served = Served { credentials: spec.credentials.clone(), ..served };
-        Ok(Self { host: Some(host), served, limit: spec.time_limit, interruption, request })
+        let (host, limit) = (Some(host), spec.time_limit);
+        Ok(Self { host, scratch, served, limit, interruption, request })
     }
 
-    fn take_host(&mut self) -> Result<HostConfig, StartError> {
+    /// What the guest uses of its host. Its drives are the root disk and, over this base, what it
+    /// writes, of at least `disk_size` bytes.
+    fn take_host(
+        &mut self,
+        disks: Option<(OpenedFile, OverlayBase)>,
+        disk_size: u64,
+        descriptors: &mut Descriptors,
+    ) -> Result<HostConfig, StartError> {
         let host = self.host.take();
-        host.ok_or_else(|| StartError::Spec("a guest's host is used once".to_owned()))
+        let host =
+            host.ok_or_else(|| StartError::Spec("a guest's host is used once".to_owned()))?;
+        let drives = match disks {
+            Some((root, base)) => {
+                Drive::of_firn(root.take(descriptors)?, base, disk_size, self.scratch.take())
+            }
+            None => Vec::new(),
+        };
+        Ok(HostConfig { drives, ..host })
     }
 }
 
@@ -118,10 +137,11 @@ pub(crate) struct Served {
 }
 
 /// Takes what a microVM uses of its host from the descriptors, with a fresh identity for the clone.
-pub(crate) fn serve(
+/// Its drives come later.
+fn serve(
     spec: &HostSpec,
     descriptors: &mut Descriptors,
-) -> Result<(HostConfig, Served), StartError> {
+) -> Result<(HostConfig, Option<Scratch>, Served), StartError> {
     let network = spec.network.as_ref();
     let addresses = network.and_then(|network| network.addresses.clone());
     let metadata = network.and_then(|network| Some(network.metadata.as_ref()?.config.address));
@@ -145,20 +165,18 @@ pub(crate) fn serve(
         None => None,
     };
     let network = network.map(|network| network.take(descriptors)).transpose()?;
-    let network = network.unwrap_or_default();
-    let resets = network.resets.clone();
+    let resets = network.as_ref().map(|network| network.resets.clone()).unwrap_or_default();
     let host = HostConfig {
         vsock: Some(vsock),
-        scratch,
-        network,
+        networks: network.map(|network| (NETWORK.to_owned(), network)).into_iter().collect(),
         console: console.clone(),
         generation: Some(identity.generation),
-        windows: Vec::new(),
+        ..HostConfig::default()
     };
     let credentials = None;
     let served =
         Served { name, control, vsock_path, connector, console, identity, resets, credentials };
-    Ok((host, served))
+    Ok((host, scratch, served))
 }
 
 impl Served {
@@ -196,15 +214,17 @@ impl GuestKind for Linux {
         &mut self,
         mapped: &mut Mapped<'_>,
         descriptors: &mut Descriptors,
-    ) -> Result<(HostConfig, Option<OpenFile>), StartError> {
+    ) -> Result<HostConfig, StartError> {
         let Request::Invoke { compare, root, .. } = &mut self.request else {
-            return Ok((self.take_host()?, None));
+            return self.take_host(None, 0, descriptors);
         };
         if *compare {
             mapped.memory_mut().track_writes();
         }
-        let root = root.take().map(|root| root.take(descriptors)).transpose()?;
-        Ok((self.take_host()?, root))
+        let base = OverlayBase::of_snapshot(mapped.snapshot());
+        let base = base.map_err(|error| StartError::session("duplicate a descriptor", error))?;
+        let disks = root.take().zip(base);
+        self.take_host(disks, 0, descriptors)
     }
 
     fn identify(
@@ -314,18 +334,21 @@ pub(crate) fn boot(
     let cpu = boot.cpu.as_deref().map(str::parse).transpose();
     let cpu = cpu.map_err(|error: firn_vmm::CpuModelError| StartError::Spec(error.to_string()))?;
     let mut guest = Linux::new(spec, request, &kvm, &mut descriptors, caught)?;
+    let added = boot.cmdline.as_deref().map(|added| format!(" {added}")).unwrap_or_default();
+    let base = OverlayBase::File(boot.overlay.clone().take(&mut descriptors)?);
+    let disks = Some((boot.root.clone(), base));
     let config = BootConfig {
         kernel: boot.kernel.clone().take(&mut descriptors)?,
-        initramfs: boot.initramfs.clone().take(&mut descriptors)?,
-        cmdline: boot.cmdline.clone(),
+        initramfs: Some(boot.initramfs.clone().take(&mut descriptors)?),
+        cmdline: format!("{DEFAULT_CMDLINE}{added}"),
+        device_arguments: false,
+        legacy_devices: false,
+        track_writes: false,
         vcpus: boot.vcpus,
         cpu,
         memory: boot.memory,
-        root: boot.root.clone().take(&mut descriptors)?,
-        overlay: boot.overlay.clone().take(&mut descriptors)?,
-        disk_size: boot.disk_size,
-        network: boot.network,
-        host: guest.take_host()?,
+        devices: Devices::of_firn(boot.network),
+        host: guest.take_host(disks, boot.disk_size, &mut descriptors)?,
     };
     let mut microvm = Microvm::boot(config, kvm.0.map_err(StartError::Boot)?)?;
     report_size(&microvm, listener);

@@ -25,7 +25,7 @@ use crate::network::NetworkSpec;
 
 /// Version of [`StartSpec`] and of everything else that crosses between a monitor and the process
 /// that starts it.
-pub const SPEC_VERSION: u32 = 9;
+pub const SPEC_VERSION: u32 = 10;
 
 /// A request to start one microVM.
 ///
@@ -102,7 +102,7 @@ pub struct ScratchSpec {
 /// A microVM that boots Linux.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BootSpec {
-    /// The uncompressed ELF kernel.
+    /// The kernel: an uncompressed ELF file or a bzImage.
     pub kernel: OpenedFile,
     /// The initramfs.
     pub initramfs: OpenedFile,

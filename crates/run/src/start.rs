@@ -148,13 +148,13 @@ pub(crate) fn live(
     };
     let heard = recording.as_ref().map(|recording| recording.listener(listener.clone()));
     let listener = heard.as_ref().unwrap_or(listener);
-    let (host, root) = guest.prepare(&mut mapped, &mut descriptors)?;
+    let host = guest.prepare(&mut mapped, &mut descriptors)?;
     // A player uses no sockets: a client is refused, and does not wait.
     drop(descriptors);
     if hold.is_some() {
         mapped.machine_mut().hold();
     }
-    let mut restored = mapped.restore(host, root)?;
+    let mut restored = mapped.restore(host)?;
     guest.restored(&restored.microvm, listener);
     report_size(&restored.microvm, listener);
     if let Some(hold) = hold {

@@ -119,6 +119,10 @@ pub enum Target {
     },
     /// An extent of a pool, once its size is known.
     Extent,
+    /// The same files as of a directory, but to the first one only the pages are written that were
+    /// written since the last freeze: at their places, zero pages too. What else is in the file
+    /// stays. Digests and zero map are those of all guest memory.
+    Written,
 }
 
 /// The answer to the first step.

@@ -85,6 +85,9 @@ pub enum FreezeError {
         /// Returned bytes.
         actual: usize,
     },
+    /// The pages that were written since the last freeze are not known.
+    #[error("the microVM does not track which pages of its memory are written")]
+    NotTracked,
     /// The writable disk could not be read.
     #[error("the writable disk cannot be read")]
     Overlay {

@@ -24,6 +24,14 @@ pub trait PageSource: Sync {
     /// The layout of guest memory. It must not change during the freeze.
     fn layout(&self) -> &MemoryLayout;
 
+    /// The pages that were written since the last freeze, for [`Target::Written`]; `None` if that
+    /// is not known.
+    ///
+    /// [`Target::Written`]: crate::Target::Written
+    fn written(&self) -> Option<&PageSet> {
+        None
+    }
+
     /// The guest memory at `image_offset`, a multiple of 2 MiB, for `buf.len()` bytes: a chunk, or
     /// the rest at the image's end. If a region does not end at a multiple of 2 MiB of the image, a
     /// chunk spans two regions.
@@ -95,6 +103,37 @@ impl ImageSink for SparseFile {
         }
         if !runs.is_empty() {
             self.begin_writeback(offset, len);
+        }
+        Ok(())
+    }
+}
+
+/// The pages of an image that were written, and that a file does not have yet. What else is in the
+/// file stays as it is.
+pub(crate) struct WrittenPages<'a> {
+    pub(crate) out: SparseFile,
+    pub(crate) written: &'a PageSet,
+}
+
+impl ImageSink for WrittenPages<'_> {
+    /// Zero pages that were written are written as zeros: a hole would leave what was there.
+    fn write_chunk(&self, offset: u64, len: u64, runs: &[(u64, &[u8])]) -> Result<(), FreezeError> {
+        let (first, end) = (offset / PAGE_SIZE, (offset + len) / PAGE_SIZE);
+        let zero = [0; PAGE_LEN];
+        let mut any = false;
+        for page in self.written.ranges_in(first..end).flatten() {
+            let at = page * PAGE_SIZE - offset;
+            let run =
+                runs.iter().find(|(start, run)| (*start..start + u64_of(run.len())).contains(&at));
+            let bytes = run.map_or(&zero[..], |(start, run)| {
+                let from = usize::try_from(at - start).unwrap_or(usize::MAX);
+                &run[from..from + PAGE_LEN]
+            });
+            self.out.write(offset + at, bytes)?;
+            any = true;
+        }
+        if any {
+            self.out.begin_writeback(offset, len);
         }
         Ok(())
     }

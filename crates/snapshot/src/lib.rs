@@ -32,6 +32,7 @@ mod freeze;
 mod freeze_error;
 mod grant;
 mod image;
+mod import;
 mod in_pool;
 mod keys;
 mod layout;
@@ -76,6 +77,7 @@ pub use grant::{
     open_replica_with,
 };
 pub use image::{Chunk, PageSource};
+pub use import::import;
 pub use in_pool::{CheckExtentError, check_extent};
 pub use keys::{KeyError, Signer, Verifier};
 pub use layout::{

@@ -153,6 +153,38 @@ impl Snapshot {
         Ok(Self { signed, image_again, packed_files: packed, ..snapshot })
     }
 
+    /// The snapshot of two files that lie in no directory of a snapshot: `container` has the
+    /// content of `snapshot.firn`, the other one the image. There is no writable disk. Without an
+    /// image file the image cannot be read: another process provides guest memory. It reads and
+    /// checks the same as [`of_files`](Self::of_files). The paths are for messages.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn of_two_files(
+        container: File,
+        container_path: &Path,
+        image: Option<(OpenTwice, &Path)>,
+    ) -> Result<Self, OpenError> {
+        let container: Arc<dyn ReadAt> = Arc::new(container);
+        let header = Header::read(&*container, container_path)?;
+        let read = Read::container(header, &container, container_path)?;
+        let len = read.manifest.layout.total_bytes();
+        if read.manifest.overlay.is_some() {
+            let path = container_path.with_file_name(OVERLAY_FILE);
+            return Err(OpenError::MissingFile { path });
+        }
+        let (content, image_again) = match image {
+            Some((image, path)) => {
+                check_len(&image.file, path, len)?;
+                (Content::File(Arc::new(image.file)), Some(image.again))
+            }
+            None => (Content::Extent(Arc::new(Elsewhere { len })), None),
+        };
+        let path = container_path.to_owned();
+        let snapshot = read.into_snapshot(container_path, container, path, content, None);
+        Ok(Self { image_again, ..snapshot })
+    }
+
     /// Opens the snapshot that the extent of a pool holds, as a [freeze](crate::freeze()) wrote it:
     /// `image` is the extent's guest memory, `tail` its tail, and `name` the snapshot's name in
     /// errors.
@@ -329,6 +361,23 @@ impl Snapshot {
     #[must_use]
     pub fn digests(&self) -> &Arc<Digests> {
         &self.digests
+    }
+}
+
+/// An image that another process has.
+#[derive(Debug)]
+struct Elsewhere {
+    len: u64,
+}
+
+impl ReadAt for Elsewhere {
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.len)
+    }
+
+    fn read_exact_at(&self, _: &mut [u8], _: u64) -> io::Result<()> {
+        let reason = "another process provides the guest memory of this snapshot";
+        Err(io::Error::new(io::ErrorKind::Unsupported, reason))
     }
 }
 

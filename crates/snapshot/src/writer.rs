@@ -12,7 +12,9 @@ use crate::extent::ExtentPlan;
 use crate::files::{CONTAINER_FILE, IMAGE_FILE, OVERLAY_FILE};
 use crate::freeze::{Begun, FreezeReport, Seal, Target};
 use crate::freeze_error::FreezeError;
-use crate::image::{ImageWork, PageSource, WrittenImage, is_zero, write_image, write_nonzero};
+use crate::image::{
+    ImageWork, PageSource, WrittenImage, WrittenPages, is_zero, write_image, write_nonzero,
+};
 use crate::manifest::{Description, DiskIdentity, ImageKind, Manifest, ProtectedFile};
 use crate::profile::Profile;
 use crate::section::{NO_PROFILE_VERSION, PROFILE_VERSION, Section};
@@ -65,10 +67,9 @@ impl Writer {
     ) -> Result<(Self, Begun), FreezeError> {
         let mut report = FreezeReport::default();
         let (begun, answer) = match target {
-            Target::Files { dense } => {
+            Target::Files { .. } | Target::Written => {
                 let [image, overlay] = exactly(files)?;
-                let kind = if dense { ImageKind::Dense } else { ImageKind::Sparse };
-                let image = store_image(image, memory, kind, &mut report)?;
+                let image = store_image(image, memory, target, &mut report)?;
                 let overlay = disk.map(|disk| store_overlay(overlay, disk, &mut report));
                 let overlay = overlay.transpose()?;
                 let answer = Begun::Files { overlay: overlay.is_some() };
@@ -136,12 +137,22 @@ fn exactly<const N: usize>(files: Vec<OwnedFd>) -> Result<[OwnedFd; N], FreezeEr
 fn store_image(
     file: OwnedFd,
     memory: &dyn PageSource,
-    kind: ImageKind,
+    target: Target,
     report: &mut FreezeReport,
 ) -> Result<WrittenImage, FreezeError> {
     let begin = Instant::now();
     let out = SparseFile::new(File::from(file), IMAGE_FILE, memory.layout().total_bytes())?;
-    let image = write_image(&out, memory, kind)?;
+    let (image, out) = match target {
+        Target::Written => {
+            let written = memory.written().ok_or(FreezeError::NotTracked)?;
+            let out = WrittenPages { out, written };
+            (write_image(&out, memory, ImageKind::Sparse)?, out.out)
+        }
+        Target::Files { dense: true } => (write_image(&out, memory, ImageKind::Dense)?, out),
+        Target::Files { dense: false } | Target::Extent => {
+            (write_image(&out, memory, ImageKind::Sparse)?, out)
+        }
+    };
     let written = out.finish()?;
     report.add_image(&image, begin.elapsed(), written);
     Ok(image)

@@ -8,6 +8,7 @@ use thiserror::Error;
 
 use crate::arch::{acpi, layout};
 use crate::console::SerialPort;
+use crate::i8042::Keyboard;
 
 /// Registers in guest-physical memory. Accesses come from vCPU threads, one at a time per device.
 pub trait MmioDevice: Send {
@@ -32,7 +33,8 @@ impl MmioDevice for Box<dyn MmioDevice> {
 pub(crate) enum PowerRequest {
     /// ACPI S5: power off.
     Off,
-    /// The ACPI reset register: restart. Linux also does so after a panic.
+    /// The reset register of ACPI, or the keyboard controller: restart. Linux also does so after a
+    /// panic.
     Reset,
 }
 
@@ -52,12 +54,15 @@ struct Window {
 /// The devices of one microVM, by address. All vCPU threads use it.
 pub(crate) struct Bus {
     serial: Mutex<SerialPort>,
+    keyboard: Option<Mutex<Keyboard>>,
     windows: BTreeMap<u64, Window>,
 }
 
 impl Bus {
-    pub(crate) fn new(serial: SerialPort) -> Self {
-        Self { serial: Mutex::new(serial), windows: BTreeMap::new() }
+    /// A guest without a keyboard controller has nothing at its ports.
+    pub(crate) fn new(serial: SerialPort, keyboard: Option<Keyboard>) -> Self {
+        let (serial, keyboard) = (Mutex::new(serial), keyboard.map(Mutex::new));
+        Self { serial, keyboard, windows: BTreeMap::new() }
     }
 
     /// Maps `device` at the guest-physical address `start`, for `len` bytes.
@@ -81,13 +86,28 @@ impl Bus {
         self.serial.lock()
     }
 
+    pub(crate) fn keyboard(&self) -> Option<MutexGuard<'_, Keyboard>> {
+        self.keyboard.as_ref().map(Mutex::lock)
+    }
+
     /// Handles a read of a port. Without a device it returns all ones, as on a PC.
     pub(crate) fn port_read(&self, port: u16, data: &mut [u8]) {
         data.fill(0xff);
-        if let (Some(offset), [byte]) = (serial_offset(port), &mut *data) {
+        let [byte] = data else {
+            if port == layout::SLEEP_STATUS_PORT {
+                data.fill(0);
+            }
+            return;
+        };
+        if let Some(offset) = serial_offset(port) {
             *byte = self.serial().read(offset);
-        } else if port == layout::SLEEP_STATUS_PORT {
-            data.fill(0);
+            return;
+        }
+        match (port, self.keyboard()) {
+            (layout::SLEEP_STATUS_PORT, _) => *byte = 0,
+            (layout::KEYBOARD_DATA_PORT, Some(mut keyboard)) => *byte = keyboard.read(),
+            (layout::KEYBOARD_COMMAND_PORT, Some(keyboard)) => *byte = keyboard.status(),
+            _ => {}
         }
     }
 
@@ -107,6 +127,13 @@ impl Bus {
                 Some(PowerRequest::Off)
             }
             layout::RESET_PORT if byte == acpi::RESET_VALUE => Some(PowerRequest::Reset),
+            layout::KEYBOARD_DATA_PORT => {
+                self.keyboard()?.write(byte);
+                None
+            }
+            layout::KEYBOARD_COMMAND_PORT => {
+                self.keyboard()?.command(byte).then_some(PowerRequest::Reset)
+            }
             _ => None,
         }
     }

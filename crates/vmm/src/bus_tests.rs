@@ -1,11 +1,11 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use vm_superio::Serial;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{Bus, MmioDevice, PowerRequest};
-use crate::console::{Console, SerialIrq};
+use crate::console::{Console, SerialRegisters};
+use crate::i8042::{Keyboard, KeyboardState};
 
 #[derive(Default)]
 struct Recorder {
@@ -22,10 +22,18 @@ impl MmioDevice for Recorder {
     }
 }
 
-fn bus() -> (Bus, Console) {
+fn event() -> EventFd {
+    EventFd::new(libc::EFD_NONBLOCK).unwrap()
+}
+
+fn bus_with(keyboard: Option<Keyboard>) -> (Bus, Console) {
     let console = Console::default();
-    let irq = SerialIrq(EventFd::new(libc::EFD_NONBLOCK).unwrap());
-    (Bus::new(Serial::new(irq, console.clone())), console)
+    let serial = SerialRegisters::default().into_port(event(), console.clone(), None);
+    (Bus::new(serial.unwrap(), keyboard), console)
+}
+
+fn bus() -> (Bus, Console) {
+    bus_with(None)
 }
 
 #[test]
@@ -70,7 +78,29 @@ fn only_complete_power_requests_are_recognised() {
     assert_eq!(bus.port_write(0x600, &[1 << 2 | 1 << 5]), None);
     assert_eq!(bus.port_write(0x602, &[1]), Some(PowerRequest::Reset));
     assert_eq!(bus.port_write(0x602, &[1, 0]), None);
+    // Only where there is a keyboard controller.
     assert_eq!(bus.port_write(0x64, &[0xfe]), None);
+    let keyboard = Keyboard::new(KeyboardState::default(), event()).unwrap();
+    let (bus, _) = bus_with(Some(keyboard));
+    assert_eq!(bus.port_write(0x64, &[0xfe]), Some(PowerRequest::Reset));
+    assert_eq!(bus.port_write(0x64, &[0xfe, 0]), None);
+    assert_eq!(bus.port_write(0x60, &[0xfe]), None);
+}
+
+#[test]
+fn a_keyboard_controller_answers_at_its_ports() {
+    let keyboard = Keyboard::new(KeyboardState::default(), event()).unwrap();
+    let (bus, _) = bus_with(Some(keyboard));
+    let read = |bus: &Bus, port| {
+        let mut byte = [0];
+        bus.port_read(port, &mut byte);
+        byte[0]
+    };
+    assert_eq!(read(&bus, 0x64) & 1, 0);
+    bus.port_write(0x64, &[0xaa]);
+    assert_eq!(read(&bus, 0x64) & 1, 1);
+    assert_eq!(read(&bus, 0x60), 0x55);
+    assert_eq!(read(&bus_with(None).0, 0x64), 0xff);
 }
 
 #[test]

@@ -1,47 +1,188 @@
 //! The configuration of a microVM, and checks of it before anything is created.
 
 use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use thiserror::Error;
 use uuid::Uuid;
 
 use firn_base::PAGE_SIZE;
+use firn_snapshot::{Content, ReadAt, Snapshot};
 
 use crate::arch::cpu_model::CpuModel;
 use crate::bus::MmioDevice;
 use crate::console::Console;
 use crate::open_file::OpenFile;
-use crate::virtio::{Network, NetworkConfig, VsockListener};
+use crate::virtio::{DiskCache, Network, NetworkConfig, RateLimiter, VsockListener};
 
-/// The most vCPUs of a microVM.
-pub(crate) const MAX_VCPUS: u8 = 4;
+/// The most vCPUs of a microVM: what the table of processors for kernels without ACPI has room for.
+pub const MAX_VCPUS: u8 = 32;
 
-/// A microVM that boots Linux.
+/// The drive with the root file system of firn's own guests.
+pub const ROOT_DRIVE: &str = "root";
+/// The drive with what firn's own guests write.
+pub const OVERLAY_DRIVE: &str = "overlay";
+/// The network device of firn's own guests.
+pub const NETWORK: &str = "eth0";
+/// The vsock context id of firn's own guests. Every guest may have the same one, which only its
+/// monitor uses.
+pub const GUEST_CID: u32 = 3;
+
+/// A microVM that boots a kernel.
 pub struct BootConfig {
-    /// The uncompressed ELF kernel.
+    /// The kernel: an uncompressed ELF file or a bzImage, which starts by the 64-bit boot protocol.
     pub kernel: OpenFile,
-    /// The initramfs, whose `/init` sets up the guest.
-    pub initramfs: OpenFile,
-    /// Kernel parameters that are added to the default command line.
-    pub cmdline: Option<String>,
-    /// Number of vCPUs, 1 to 4.
+    /// The initramfs; `None` for a kernel that finds its root file system itself.
+    pub initramfs: Option<OpenFile>,
+    /// The kernel's command line, such as [`DEFAULT_CMDLINE`](crate::DEFAULT_CMDLINE).
+    pub cmdline: String,
+    /// Whether the command line also names the virtio devices (`virtio_mmio.device=`), for a
+    /// kernel that does not use ACPI. A kernel that does finds each device once in any case.
+    pub device_arguments: bool,
+    /// Whether the guest has a PC's keyboard controller and interval timer. `reboot=k` and
+    /// [`Microvm::send_ctrl_alt_del`](crate::Microvm::send_ctrl_alt_del) need the one, old kernels
+    /// the other.
+    pub legacy_devices: bool,
+    /// Number of vCPUs, 1 to [`MAX_VCPUS`].
     pub vcpus: u8,
     /// The processor model that the guest sees; `None` for the best named model that the host
     /// offers.
     pub cpu: Option<CpuModel>,
     /// Guest memory, bytes; a multiple of the page size.
     pub memory: u64,
-    /// The root file system, read-only.
-    pub root: OpenFile,
-    /// The initial content of the writable disk. The file itself is never written.
-    pub overlay: OpenFile,
-    /// Size of the writable disk, bytes: zeros follow the file. A disk is as large as its file at
-    /// least.
-    pub disk_size: u64,
-    /// The guest's network device; `None` for a guest without one.
-    pub network: Option<NetworkConfig>,
+    /// Whether the pages that are written are logged, for freezes of [those
+    /// pages](firn_snapshot::Target::Written).
+    pub track_writes: bool,
+    /// The virtio devices.
+    pub devices: Devices,
     /// The host's resources.
     pub host: HostConfig,
+}
+
+/// The virtio devices of a guest as the guest sees them, in the order of their windows. Ids are
+/// unique among drives, and among networks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Devices {
+    /// The ids of the drives; the guest's names of them are `/dev/vda` and on. Their first 20 bytes
+    /// are their serial numbers.
+    pub drives: Vec<String>,
+    /// The guest's vsock context id, at least 3; `None` for a guest without sockets.
+    pub vsock: Option<u32>,
+    /// Whether it gets random bytes of the host.
+    pub entropy: bool,
+    /// Whether it reports free pages.
+    pub balloon: bool,
+    /// The network devices.
+    pub networks: Vec<NetworkDevice>,
+}
+
+/// A network device of a guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkDevice {
+    /// Its id.
+    pub id: String,
+    /// What the guest sees.
+    pub config: NetworkConfig,
+}
+
+impl Devices {
+    /// Those of firn's own guests: all, and a network only where it is configured.
+    #[must_use]
+    pub fn of_firn(network: Option<NetworkConfig>) -> Self {
+        let network = network.map(|config| NetworkDevice { id: NETWORK.to_owned(), config });
+        Self {
+            drives: vec![ROOT_DRIVE.to_owned(), OVERLAY_DRIVE.to_owned()],
+            vsock: Some(GUEST_CID),
+            entropy: true,
+            balloon: true,
+            networks: network.into_iter().collect(),
+        }
+    }
+}
+
+/// The host's side of a drive.
+#[derive(Debug)]
+pub struct Drive {
+    /// The drive's id.
+    pub id: String,
+    /// Its content.
+    pub disk: DriveDisk,
+    /// Limits requests and their bytes. A drive whose limit is to be changed later needs one.
+    pub limiter: Option<RateLimiter>,
+}
+
+impl Drive {
+    /// The drives of firn's own guests ([`Devices::of_firn`]): the root file system, which they
+    /// read, and what they write, of at least `size` bytes.
+    #[must_use]
+    pub fn of_firn(
+        root: OpenFile,
+        base: OverlayBase,
+        size: u64,
+        scratch: Option<Scratch>,
+    ) -> Vec<Self> {
+        let drive = |id: &str, disk| Self { id: id.to_owned(), disk, limiter: None };
+        vec![
+            drive(ROOT_DRIVE, DriveDisk::Image(root)),
+            drive(OVERLAY_DRIVE, DriveDisk::Overlay { base, size, scratch }),
+        ]
+    }
+}
+
+/// The content of a drive.
+#[derive(Debug)]
+pub enum DriveDisk {
+    /// An image that the guest reads and that never changes: a snapshot names it with a digest, and
+    /// a restore refuses another one.
+    Image(OpenFile),
+    /// What the guest writes stays outside the base, and a snapshot contains it. At most one drive
+    /// of a guest is such a one.
+    Overlay {
+        /// The content at the start.
+        base: OverlayBase,
+        /// Size, bytes: zeros follow the base. The drive is as large as its base at least.
+        size: u64,
+        /// Where the guest's writes go; `None` to keep them in memory.
+        scratch: Option<Scratch>,
+    },
+    /// A file or block device of the caller's, as it is at each moment. No snapshot contains or
+    /// names it.
+    File {
+        /// Open for reading, and for writing unless the guest only reads.
+        file: OpenFile,
+        /// Whether the guest only reads.
+        read_only: bool,
+        /// When the guest's writes survive the host.
+        cache: DiskCache,
+    },
+}
+
+/// The content of an overlay before the guest writes. It never changes.
+#[derive(Debug)]
+pub enum OverlayBase {
+    /// A file.
+    File(OpenFile),
+    /// A part of a pool's extent.
+    Extent(Arc<dyn ReadAt>),
+}
+
+impl OverlayBase {
+    /// The writable disk in a snapshot, if it has one.
+    ///
+    /// # Errors
+    /// Its descriptor cannot be duplicated.
+    pub fn of_snapshot(snapshot: &Snapshot) -> io::Result<Option<Self>> {
+        Ok(match snapshot.overlay() {
+            Some(Content::File(file)) => {
+                let (file, path) = (file.try_clone()?, snapshot.path().to_owned());
+                Some(Self::File(OpenFile { file, path }))
+            }
+            Some(Content::Extent(content)) => Some(Self::Extent(content.clone())),
+            None => None,
+        })
+    }
 }
 
 /// Registers in guest-physical memory that the caller serves.
@@ -66,16 +207,20 @@ pub struct Scratch {
 
 /// What a microVM uses of its host; not part of a snapshot. Everything in it is open, so that a
 /// microVM can be made without access to any path.
+#[derive(Default)]
 pub struct HostConfig {
-    /// Where programs on the host connect to the guest's vsock. Required for a guest with disks,
-    /// which has all virtio devices.
+    /// One for each drive of the guest, in any order.
+    pub drives: Vec<Drive>,
+    /// Where programs on the host connect to the guest's vsock, if it has one.
     pub vsock: Option<VsockListener>,
-    /// Where the guest's disk writes go; `None` to keep them in memory.
-    pub scratch: Option<Scratch>,
-    /// The other side of the guest's network device. A guest without the device has none.
-    pub network: Network,
+    /// Limits the guest's requests for random bytes, and the bytes, if it can make any.
+    pub entropy_limiter: Option<RateLimiter>,
+    /// The other sides of the guest's network devices, by id. A device without one has no link.
+    pub networks: Vec<(String, Network)>,
     /// The output of the serial console.
     pub console: Console,
+    /// The input of the serial console: a terminal, a pipe or a socket.
+    pub console_input: Option<OwnedFd>,
     /// The VM generation id: a value that no other microVM ever had. A new id tells a guest that it
     /// is a clone. `None` for a guest without an operating system; nothing is written
     /// to its memory then.

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vm_superio::Trigger;
-use vm_superio::serial::{NoEvents, Serial, SerialState};
+use vm_superio::serial::{Serial, SerialEvents, SerialState};
 use vmm_sys_util::eventfd::EventFd;
 
 /// Bytes of output kept for error reports.
@@ -28,16 +28,29 @@ pub struct Console {
 #[derive(Default)]
 struct Inner {
     tail: VecDeque<u8>,
-    /// `None` after [`COPY_LEN`] bytes.
+    /// `None` after `limit` bytes.
     copy: Option<File>,
     copied: u64,
+    /// The most bytes of the copy.
+    limit: u64,
 }
 
 impl Console {
     /// A console whose first 16 MiB of output also go to `copy`.
     #[must_use]
     pub fn new(copy: Option<File>) -> Self {
-        Self { inner: Arc::new(Mutex::new(Inner { copy, ..Inner::default() })) }
+        Self::with_limit(copy, COPY_LEN)
+    }
+
+    /// A console all of whose output goes to `copy`, which must be something that a guest can fill:
+    /// a terminal, or a pipe that is read.
+    #[must_use]
+    pub fn unlimited(copy: File) -> Self {
+        Self::with_limit(Some(copy), u64::MAX)
+    }
+
+    fn with_limit(copy: Option<File>, limit: u64) -> Self {
+        Self { inner: Arc::new(Mutex::new(Inner { copy, limit, ..Inner::default() })) }
     }
 
     /// The last lines of the output, at most `lines`.
@@ -58,7 +71,7 @@ impl Write for Console {
         let excess = inner.tail.len().saturating_sub(TAIL_LEN);
         inner.tail.drain(..excess);
         inner.copied = inner.copied.saturating_add(bytes.len() as u64);
-        let full = inner.copied > COPY_LEN;
+        let full = inner.copied > inner.limit;
         // A full disk must not stop the guest, so an error ends the copy.
         if inner.copy.as_mut().is_some_and(|copy| full || copy.write_all(bytes).is_err()) {
             inner.copy = None;
@@ -82,8 +95,24 @@ impl Trigger for SerialIrq {
     }
 }
 
+/// Signals that the guest has read all input, where something waits for that.
+pub(crate) struct InputRoom(pub(crate) Option<EventFd>);
+
+impl SerialEvents for InputRoom {
+    fn buffer_read(&self) {}
+
+    fn out_byte(&self) {}
+
+    fn tx_lost_byte(&self) {}
+
+    fn in_buffer_empty(&self) {
+        // The write fails only when the counter is full; the event is pending then.
+        let _ = self.0.as_ref().map(|event| event.write(1));
+    }
+}
+
 /// The device behind the serial ports.
-pub(crate) type SerialPort = Serial<SerialIrq, NoEvents, Console>;
+pub(crate) type SerialPort = Serial<SerialIrq, InputRoom, Console>;
 
 /// The registers of the serial port, as a snapshot contains them.
 /// Part of the machine state: a change needs a new machine-state version.
@@ -130,11 +159,12 @@ impl Default for SerialRegisters {
 }
 
 impl SerialRegisters {
-    /// A serial port with these registers.
+    /// A serial port with these registers. It signals `room` when the guest has read all input.
     pub(crate) fn into_port(
         self,
         irq: EventFd,
         console: Console,
+        room: Option<EventFd>,
     ) -> Result<SerialPort, SerialStateError> {
         let state = SerialState {
             baud_divisor_low: self.baud_divisor_low,
@@ -148,7 +178,7 @@ impl SerialRegisters {
             scratch: self.scratch,
             in_buffer: self.in_buffer,
         };
-        Serial::from_state(&state, SerialIrq(irq), NoEvents, console)
+        Serial::from_state(&state, SerialIrq(irq), InputRoom(room), console)
             .map_err(|_| SerialStateError(state.in_buffer.len()))
     }
 }

@@ -18,6 +18,16 @@ fn endless_output_is_kept_and_copied_up_to_a_limit() {
     assert!(console.tail(usize::MAX).len() <= TAIL_LEN);
 }
 
+#[test]
+fn an_unlimited_console_copies_everything() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut console = Console::unlimited(file.reopen().unwrap());
+    let piece = vec![b'x'; 1 << 20];
+    let pieces = COPY_LEN / (1 << 20) + 3;
+    (0..pieces).for_each(|_| console.write_all(&piece).unwrap());
+    assert_eq!(file.as_file().metadata().unwrap().len(), pieces << 20);
+}
+
 /// A snapshot does not contain an interrupt in flight, so a port with a pending one raises it
 /// again.
 #[test]
@@ -29,7 +39,8 @@ fn a_restored_port_raises_its_pending_interrupt_again() {
     };
     for (registers, expected) in [(transmitter_empty, true), (SerialRegisters::default(), false)] {
         let irq = EventFd::new(EFD_NONBLOCK).unwrap();
-        let _port = registers.into_port(irq.try_clone().unwrap(), Console::default()).unwrap();
+        let _port =
+            registers.into_port(irq.try_clone().unwrap(), Console::default(), None).unwrap();
         assert_eq!(irq.read().is_ok(), expected);
     }
 }

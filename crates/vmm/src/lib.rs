@@ -16,6 +16,7 @@ mod config;
 mod console;
 mod control;
 mod cow;
+mod i8042;
 mod inspect;
 mod kvm;
 mod microvm;
@@ -27,13 +28,17 @@ mod virtio;
 
 pub use arch::acpi::AcpiError;
 pub use arch::cpu_model::{CpuModel, CpuModelError};
-pub use arch::kernel::LoadKernelError;
+pub use arch::kernel::{DEFAULT_CMDLINE, LoadKernelError};
 pub use bus::{MmioDevice, OverlapError};
-pub use config::{BootConfig, HostConfig, MmioWindow, Scratch, SizeError};
+pub use config::{
+    BootConfig, Devices, Drive, DriveDisk, GUEST_CID, HostConfig, MAX_VCPUS, MmioWindow, NETWORK,
+    NetworkDevice, OVERLAY_DRIVE, OverlayBase, ROOT_DRIVE, Scratch, SizeError,
+};
 pub use console::{Console, SerialStateError};
 pub use control::{
     ControlClient, ControlError, ControlServerError, Request, Response, Status, serve_control,
 };
+pub use i8042::{CtrlAltDelError, KeyboardStateError};
 pub use inspect::{
     AttributionControl, AttributionError, FaultAttribution, FreePagesError, GuestTimeError,
     GuestTimeTotals, TracepointFormat, Tracepoints, fault_attribution, free_pages,
@@ -44,15 +49,16 @@ pub use kvm::{
 };
 pub use microvm::{
     Argument, AssembleError, BootError, DiskError, End, FreezeError, FrozenMachine,
-    GenerationError, GoneError, Handle, IncompatibleError, Microvm, PrepareError, ReleaseError,
-    RenewError, RestoreError, RestoreReport, RunError, Shape, Standby, StandbyError, UserRegisters,
-    WireError, WrittenError, open_root_disk,
+    GenerationError, GoneError, Handle, IncompatibleError, Microvm, Names, PrepareError,
+    ReleaseError, RenewError, RestoreError, RestoreReport, RunError, Shape, Standby, StandbyError,
+    UpdateDeviceError, UserRegisters, WireError, WrittenError, note_of, open_root_disk,
 };
 pub use open_file::{OpenFile, OpenFileError};
 pub use state::DecodeStateError;
 pub use vcpu::state::{RestoreVcpuError, SaveVcpuError};
 pub use vcpu::{VcpuFailure, VcpuThreadError};
 pub use virtio::{
-    BindVsockError, Metadata, Network, NetworkConfig, NetworkEnd, OpenTapError, RateLimit,
-    RateLimiter, VsockBroker, VsockConnector, VsockListener, is_in_memory, open_tap, scratch_file,
+    BindVsockError, DiskCache, Metadata, Network, NetworkConfig, NetworkEnd, OpenDiskError,
+    OpenTapError, RateLimit, RateLimiter, TokenBucket, VsockBroker, VsockConnector, VsockListener,
+    is_in_memory, open_tap, scratch_file,
 };

@@ -3,20 +3,23 @@
 //! It has its own version, which the snapshot's header contains, outside these bytes. Any change to
 //! a struct that is serialised here requires a new [`MACHINE_STATE_VERSION`].
 
-use kvm_bindings::{kvm_cpuid_entry2, kvm_irqchip, kvm_msr_entry};
+mod earlier;
+
+use kvm_bindings::{kvm_cpuid_entry2, kvm_irqchip, kvm_msr_entry, kvm_pit_state2};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::config::{Devices, NetworkDevice};
 use crate::console::SerialRegisters;
+use crate::i8042::KeyboardState;
 use crate::kvm::VmState;
 use crate::vcpu::state::VcpuState;
-use crate::virtio::{DeviceState, NetState, NetworkConfig, QueueRegisters, TransportState};
+use crate::virtio::{DeviceState, NetState, QueueRegisters, TransportState};
+use earlier::EarlierMachineState;
 
-/// The newest version of the machine state that this build writes and reads. It differs from
-/// version 1, which it reads as well, in a kind of device.
-pub(crate) const MACHINE_STATE_VERSION: u32 = 2;
-/// The version of a machine without a network device, which earlier builds read.
-const WITHOUT_NETWORK: u32 = 1;
+/// The version of the machine state that this build writes. It reads earlier ones, too.
+pub(crate) const MACHINE_STATE_VERSION: u32 = 3;
 
 /// The machine state.
 #[derive(Debug, Serialize, Deserialize)]
@@ -24,8 +27,27 @@ pub(crate) struct MachineState {
     pub(crate) vm: VmState,
     pub(crate) vcpus: Vec<VcpuState>,
     pub(crate) serial: SerialRegisters,
+    /// `None` for a guest without them.
+    pub(crate) legacy: Option<LegacyState>,
     /// In the order of their windows on the bus.
-    pub(crate) virtio: Vec<TransportState>,
+    pub(crate) devices: Vec<SavedDevice>,
+    /// What the monitor's caller has noted, opaque here.
+    pub(crate) note: Vec<u8>,
+}
+
+/// The devices of a PC that a kernel without ACPI expects.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct LegacyState {
+    pub(crate) keyboard: KeyboardState,
+    pub(crate) pit: kvm_pit_state2,
+}
+
+/// A virtio device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedDevice {
+    /// Unique among the devices of its kind.
+    pub(crate) id: String,
+    pub(crate) transport: TransportState,
 }
 
 /// Why machine state cannot be decoded.
@@ -51,17 +73,22 @@ pub enum DecodeStateError {
 }
 
 impl MachineState {
-    /// The guest's network device, if it has one.
-    pub(crate) fn network(&self) -> Option<NetworkConfig> {
-        self.virtio.iter().find_map(|transport| match &transport.device {
-            DeviceState::Net(state) => Some(state.config()),
-            _ => None,
-        })
-    }
-
-    /// The oldest version that has everything in this state.
-    pub(crate) fn version(&self) -> u32 {
-        if self.network().is_some() { MACHINE_STATE_VERSION } else { WITHOUT_NETWORK }
+    /// The guest's devices.
+    pub(crate) fn devices(&self) -> Devices {
+        let mut devices = Devices::default();
+        for SavedDevice { id, transport } in &self.devices {
+            match &transport.device {
+                DeviceState::Block(_) => devices.drives.push(id.clone()),
+                DeviceState::Vsock(state) => devices.vsock = Some(state.cid),
+                DeviceState::Rng => devices.entropy = true,
+                DeviceState::Balloon(_) => devices.balloon = true,
+                DeviceState::Net(state) => {
+                    let (id, config) = (id.clone(), state.config());
+                    devices.networks.push(NetworkDevice { id, config });
+                }
+            }
+        }
+        devices
     }
 
     pub(crate) fn encode(&self) -> Result<Vec<u8>, postcard::Error> {
@@ -69,30 +96,42 @@ impl MachineState {
     }
 
     pub(crate) fn decode(version: u32, bytes: &[u8]) -> Result<Self, DecodeStateError> {
-        if !(WITHOUT_NETWORK..=MACHINE_STATE_VERSION).contains(&version) {
+        let [oldest, newest] = earlier::VERSIONS;
+        if (oldest..=newest).contains(&version) {
+            return decode::<EarlierMachineState>(bytes).map(Self::from);
+        }
+        if version != MACHINE_STATE_VERSION {
             return Err(DecodeStateError::Version {
                 found: version,
                 supported: MACHINE_STATE_VERSION,
             });
         }
-        let (state, rest) = postcard::take_from_bytes(bytes).map_err(DecodeStateError::Parse)?;
-        if rest.is_empty() { Ok(state) } else { Err(DecodeStateError::TrailingBytes(rest.len())) }
+        decode(bytes)
     }
 }
 
-/// Sizes of the structs of version 2. If the build fails here, the format of the machine state has
+fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, DecodeStateError> {
+    let (state, rest) = postcard::take_from_bytes(bytes).map_err(DecodeStateError::Parse)?;
+    if rest.is_empty() { Ok(state) } else { Err(DecodeStateError::TrailingBytes(rest.len())) }
+}
+
+/// Sizes of the structs of version 3. If the build fails here, the format of the machine state has
 /// changed: increment [`MACHINE_STATE_VERSION`], and add a golden state of the new version.
 const _: () = {
-    assert!(MACHINE_STATE_VERSION == 2);
-    assert!(size_of::<MachineState>() == 160);
+    assert!(MACHINE_STATE_VERSION == 3);
+    assert!(size_of::<MachineState>() == 328);
     assert!(size_of::<VmState>() == 72);
     assert!(size_of::<VcpuState>() == 6216);
     assert!(size_of::<SerialRegisters>() == 40);
+    assert!(size_of::<LegacyState>() == 144);
+    assert!(size_of::<SavedDevice>() == 120);
     assert!(size_of::<TransportState>() == 96);
     assert!(size_of::<DeviceState>() == 40);
     assert!(size_of::<NetState>() == 32);
     assert!(size_of::<QueueRegisters>() == 40);
+    assert!(size_of::<EarlierMachineState>() == 160);
     assert!(size_of::<kvm_irqchip>() == 520);
+    assert!(size_of::<kvm_pit_state2>() == 112);
     assert!(size_of::<kvm_cpuid_entry2>() == 40);
     assert!(size_of::<kvm_msr_entry>() == 16);
 };

@@ -1,25 +1,32 @@
 use firn_net::NetworkState;
 use kvm_bindings::{
     KVM_IRQCHIP_IOAPIC, kvm_clock_data, kvm_cpuid_entry2, kvm_irqchip, kvm_mp_state, kvm_msr_entry,
-    kvm_regs, kvm_sregs,
+    kvm_pit_channel_state, kvm_pit_state2, kvm_regs, kvm_sregs,
 };
 
-use super::{DecodeStateError, MACHINE_STATE_VERSION, MachineState};
+use super::{DecodeStateError, LegacyState, MACHINE_STATE_VERSION, MachineState, SavedDevice};
+use crate::config::{Devices, NetworkDevice};
 use crate::console::SerialRegisters;
+use crate::i8042::KeyboardState;
 use crate::kvm::VmState;
 use crate::vcpu::state::VcpuState;
 use crate::virtio::{
-    BalloonState, BlockState, DeviceState, NetState, QueueRegisters, TransportState, VsockState,
+    BalloonState, BlockState, DeviceState, NetState, NetworkConfig, QueueRegisters, TransportState,
+    VsockState,
 };
 
-/// Machine state of version 1, written by the first firn. It never changes.
-const GOLDEN: &[u8] = include_bytes!("../tests/golden/machine-state-v1.bin");
+/// Machine state of version 1, written by the first firn. It never changes, nor do those below.
+const GOLDEN_V1: &[u8] = include_bytes!("../tests/golden/machine-state-v1.bin");
 
 /// The same of version 2, with a network device in place of the socket device.
 const GOLDEN_V2: &[u8] = include_bytes!("../tests/golden/machine-state-v2.bin");
 
+/// Version 3, with every kind of device.
+const GOLDEN_V3: &[u8] = include_bytes!("../tests/golden/machine-state-v3.bin");
+
 /// All values of one type are distinct, so that swapped fields are detected.
 fn state() -> MachineState {
+    let pit_channel = |count| kvm_pit_channel_state { count, ..Default::default() };
     let queue = QueueRegisters {
         max_size: 256,
         size: 128,
@@ -31,21 +38,26 @@ fn state() -> MachineState {
         avail_ring: 0x2_0000,
         used_ring: 0x3_0000,
     };
-    let transport = |device| TransportState {
-        status: 15,
-        interrupt_status: 1,
-        driver_features: 1 << 32 | 2,
-        device_features_sel: 3,
-        driver_features_sel: 4,
-        queue_sel: 5,
-        queues: vec![queue],
-        device,
+    let device = |id: &str, device| SavedDevice {
+        id: id.to_owned(),
+        transport: TransportState {
+            status: 15,
+            interrupt_status: 1,
+            driver_features: 1 << 32 | 2,
+            device_features_sel: 3,
+            driver_features_sel: 4,
+            queue_sel: 5,
+            config_generation: 6,
+            queues: vec![queue],
+            device,
+        },
     };
     let block = BlockState {
         sectors: 77,
         read_only: true,
         serial: *b"root\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
     };
+    let flows = NetworkState::default();
     MachineState {
         vm: VmState {
             irqchips: vec![kvm_irqchip { chip_id: KVM_IRQCHIP_IOAPIC, ..Default::default() }],
@@ -76,51 +88,85 @@ fn state() -> MachineState {
             scratch: 9,
             in_buffer: vec![10, 11],
         },
-        virtio: vec![
-            transport(DeviceState::Block(block)),
-            transport(DeviceState::Rng),
-            transport(DeviceState::Balloon(BalloonState { actual: 21, poison: 22 })),
-            transport(DeviceState::Vsock(VsockState { next_port: 31 })),
+        legacy: Some(LegacyState {
+            keyboard: KeyboardState {
+                control: 51,
+                outputs: 52,
+                command: Some(53),
+                buffer: vec![54, 55],
+            },
+            pit: kvm_pit_state2 {
+                channels: [pit_channel(61), pit_channel(62), pit_channel(63)],
+                flags: 64,
+                ..Default::default()
+            },
+        }),
+        devices: vec![
+            device("root", DeviceState::Block(block)),
+            device("entropy", DeviceState::Rng),
+            device("balloon", DeviceState::Balloon(BalloonState { actual: 21, poison: 22 })),
+            device("vsock", DeviceState::Vsock(VsockState { cid: 3, next_port: 31 })),
+            device(
+                "eth0",
+                DeviceState::Net(NetState { mac: [41, 42, 43, 44, 45, 46], mtu: 47, flows }),
+            ),
         ],
+        note: vec![71, 72, 73],
+    }
+}
+
+/// The same without what earlier versions lack, and without the device at `absent`.
+fn earlier(absent: usize) -> MachineState {
+    let mut state = state();
+    state.devices.remove(absent);
+    state.devices.iter_mut().for_each(|device| device.transport.config_generation = 0);
+    MachineState { legacy: None, note: Vec::new(), ..state }
+}
+
+#[test]
+fn earlier_versions_are_read_with_the_ids_of_firns_own_devices() {
+    for (version, golden, absent) in [(1, GOLDEN_V1, 4), (2, GOLDEN_V2, 3)] {
+        let decoded = MachineState::decode(version, golden).unwrap();
+        assert!(decoded.encode().unwrap() == earlier(absent).encode().unwrap(), "{version}");
+        let config = NetworkConfig { mac: [41, 42, 43, 44, 45, 46], mtu: 47 };
+        let network = NetworkDevice { id: "eth0".to_owned(), config };
+        let devices = Devices {
+            drives: vec!["root".to_owned()],
+            vsock: (version == 1).then_some(3),
+            entropy: true,
+            balloon: true,
+            networks: (version == 2).then_some(network).into_iter().collect(),
+        };
+        assert_eq!(decoded.devices(), devices);
     }
 }
 
 #[test]
-fn the_encoding_of_version_1_does_not_change() {
-    assert_eq!(state().version(), 1);
-    assert!(state().encode().unwrap() == GOLDEN, "the encoding of version 1 has changed");
-    let decoded = MachineState::decode(1, GOLDEN).unwrap();
-    assert!(decoded.encode().unwrap() == GOLDEN);
+fn the_encoding_of_version_3_does_not_change() {
+    assert_eq!(MACHINE_STATE_VERSION, 3);
+    assert!(state().encode().unwrap() == GOLDEN_V3, "the encoding of version 3 has changed");
+    let decoded = MachineState::decode(3, GOLDEN_V3).unwrap();
+    assert!(decoded.encode().unwrap() == GOLDEN_V3);
     assert_eq!(decoded.vcpus[0].regs.rip, 2);
-    assert_eq!(decoded.virtio[3].device, DeviceState::Vsock(VsockState { next_port: 31 }));
-}
-
-#[test]
-fn a_network_device_is_version_2() {
-    let mut state = state();
-    let flows = NetworkState::default();
-    let network = NetState { mac: [41, 42, 43, 44, 45, 46], mtu: 47, flows };
-    let config = network.config();
-    let TransportState { queues, .. } = state.virtio.remove(3);
-    let transport = TransportState { queues, device: DeviceState::Net(network), ..state.virtio[0] };
-    state.virtio.push(transport);
-    assert_eq!((state.version(), MACHINE_STATE_VERSION), (2, 2));
-    assert!(state.encode().unwrap() == GOLDEN_V2, "the encoding of version 2 has changed");
-    let decoded = MachineState::decode(2, GOLDEN_V2).unwrap();
-    assert_eq!(decoded.network(), Some(config));
+    assert_eq!(decoded.devices, state().devices);
+    assert_eq!(decoded.note, [71, 72, 73]);
 }
 
 #[test]
 fn other_versions_and_damage_are_refused() {
-    for version in [0, 3, u32::MAX] {
-        let error = MachineState::decode(version, GOLDEN).unwrap_err();
+    for version in [0, 4, u32::MAX] {
+        let error = MachineState::decode(version, GOLDEN_V3).unwrap_err();
         assert!(
-            matches!(error, DecodeStateError::Version { found, supported: 2 } if found == version)
+            matches!(error, DecodeStateError::Version { found, supported: 3 } if found == version)
         );
     }
-    for len in 0..GOLDEN.len() {
-        assert!(MachineState::decode(1, &GOLDEN[..len]).is_err(), "cut to {len} bytes");
+    for (version, golden) in [(1, GOLDEN_V1), (2, GOLDEN_V2), (3, GOLDEN_V3)] {
+        for len in 0..golden.len() {
+            let cut = MachineState::decode(version, &golden[..len]);
+            assert!(cut.is_err(), "version {version}, cut to {len} bytes");
+        }
+        let longer = [golden, &[0]].concat();
+        let error = MachineState::decode(version, &longer);
+        assert!(matches!(error, Err(DecodeStateError::TrailingBytes(1))), "{version}");
     }
-    let longer = [GOLDEN, &[0]].concat();
-    assert!(matches!(MachineState::decode(1, &longer), Err(DecodeStateError::TrailingBytes(1))));
 }

@@ -53,17 +53,22 @@ pub(super) fn monitor_tests(context: &Context) -> Result<()> {
     for name in KVM_PROGRAMS {
         programs.push(runner.build(&format!("test -p firn --test {name}"), name)?);
     }
+    // Its tests start the program of the same package.
+    programs.push(runner.build("test -p firn-firecracker --test api", "api")?);
+    let firecracker = paths.debug().join("firn-firecracker");
     let mut step = lab::run(paths, "--cpus 1 --timeout 3600");
-    for program in modules.iter().chain(&programs) {
+    for program in modules.iter().chain(&programs).chain([&firecracker]) {
         step = step.arg("--in").arg(program);
     }
     let names = |programs: &[std::path::PathBuf]| {
         programs.iter().map(|program| lab::inside(program)).collect::<Vec<_>>().join(" ")
     };
     let script = format!(
-        "{}; failed=; for program in {}; do $program --test-threads=1 {} || failed=1; done; \
+        "{}; ln -s {} {}; failed=; for program in {}; do $program --test-threads=1 {} || failed=1; done; \
          for program in {}; do $program --test-threads=1 || failed=1; done; test -z \"$failed\"",
         lab::with_firn(paths),
+        lab::inside(&firecracker),
+        firecracker.display(),
         names(&modules),
         KVM_MODULES.join(" "),
         names(&programs),

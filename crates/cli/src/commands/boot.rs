@@ -52,7 +52,7 @@ pub(crate) struct BootArgs {
     /// [default: that of the file --overlay, 576M]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     disk: Option<u64>,
-    /// Number of vCPUs, 1 to 4 [default: what the function's function.toml sets, or 1]
+    /// Number of vCPUs, 1 to 32 [default: what the function's function.toml sets, or 1]
     #[arg(long, value_name = "N")]
     vcpus: Option<u8>,
     /// The guest's processor: x86-64-v2, x86-64-v3, x86-64-v4, or host for all that this one has

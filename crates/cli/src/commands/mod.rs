@@ -6,6 +6,7 @@ pub(crate) mod boot;
 pub(crate) mod doctor;
 pub(crate) mod freeze;
 pub(crate) mod image;
+pub(crate) mod import;
 pub(crate) mod invoke;
 pub(crate) mod lab;
 pub(crate) mod monitor;

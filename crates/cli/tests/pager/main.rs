@@ -25,8 +25,7 @@ use firn_snapshot::{
     Contents, Description, Destination, FreezeRequest, Machine, MemoryLayout, Snapshot, freeze,
 };
 use firn_vmm::{
-    Console, End, FrozenMachine, HostConfig, KVM_DEVICE, Microvm, MmioDevice, MmioWindow, OpenKvm,
-    open_kvm,
+    End, FrozenMachine, HostConfig, KVM_DEVICE, Microvm, MmioDevice, MmioWindow, OpenKvm, open_kvm,
 };
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
@@ -592,17 +591,10 @@ fn monitor_with_a_guest() {
     let wrong = Arc::new(Mutex::new(None));
     let device = Box::new(Reports(wrong.clone()));
     let window = MmioWindow { start: REPORT_ADDRESS, len: PAGE_SIZE, device };
-    let host = HostConfig {
-        vsock: None,
-        scratch: None,
-        network: firn_vmm::Network::default(),
-        console: Console::default(),
-        generation: None,
-        windows: vec![window],
-    };
+    let host = HostConfig { windows: vec![window], ..HostConfig::default() };
     let frozen =
         FrozenMachine::open_on(&snapshot, OpenKvm::open(KVM_DEVICE.as_ref()).unwrap()).unwrap();
-    let (mut microvm, _) = Microvm::restore(frozen, memory, host, None).unwrap();
+    let (mut microvm, _) = Microvm::restore(frozen, memory, host).unwrap();
     microvm.resume().unwrap();
     println!("resumed");
     assert!(matches!(microvm.run().unwrap(), End::TripleFault));

@@ -42,6 +42,7 @@ pub(super) const MAX_REPORTED: usize = 8192;
 pub struct GuestPages<'a> {
     memory: &'a GuestMemory,
     pagemap: &'static File,
+    written: Option<PageSet>,
 }
 
 /// The image is shorter than guest memory.
@@ -63,7 +64,23 @@ impl GuestMemory {
     ///
     /// The error of opening /proc/self/pagemap.
     pub fn pages(&self) -> io::Result<GuestPages<'_>> {
-        Ok(GuestPages { memory: self, pagemap: OwnFiles::of_process()?.pagemap() })
+        let pagemap = OwnFiles::of_process()?.pagemap();
+        Ok(GuestPages { memory: self, pagemap, written: None })
+    }
+
+    /// Reads a byte of every page, so that all are there: another process may provide them.
+    ///
+    /// # Errors
+    ///
+    /// The kernel cannot read a page.
+    pub fn touch_all(&self) -> io::Result<()> {
+        for region in self.layout.regions() {
+            for address in region.guest_range().step_by(usize_of(PAGE_SIZE)) {
+                let byte = self.mapped.memory.read_obj::<u8>(GuestAddress(address));
+                byte.map_err(io::Error::other)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -105,6 +122,10 @@ impl PageSource for GuestPages<'_> {
         &self.memory.layout
     }
 
+    fn written(&self) -> Option<&PageSet> {
+        self.written.as_ref()
+    }
+
     fn chunk<'a>(&'a self, image_offset: u64, buf: &'a mut [u8]) -> io::Result<Chunk<'a>> {
         let chunk = image_offset..image_offset + buf.len() as u64;
         let mut content = Vec::new();
@@ -133,6 +154,12 @@ impl PageSource for GuestPages<'_> {
 }
 
 impl GuestPages<'_> {
+    /// The same pages, of which these were written, for a freeze that writes no others.
+    #[must_use]
+    pub fn with_written(self, written: PageSet) -> Self {
+        Self { written: Some(written), ..self }
+    }
+
     /// Reads whole pages within one region, all of them touched or all untouched; returns `false`
     /// when they are zeros, whatever is in the buffer then.
     fn read(

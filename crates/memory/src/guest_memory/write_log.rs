@@ -53,6 +53,13 @@ impl GuestMemory {
         self.written.is_some()
     }
 
+    /// Forgets the writes that were logged, once they are saved. Pages that the guest has discarded
+    /// stay among the [written](Self::written) ones. The guest must not run.
+    pub fn forget_writes(&self) {
+        let Some(written) = &self.written else { return };
+        written.words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    }
+
     /// Logs image pages that KVM reports as written. Without [tracking](Self::track_writes) nothing
     /// is done.
     pub fn mark_written(&self, pages: &PageSet) {

@@ -93,7 +93,7 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut siginfo_t, _: *mut c_void) {
     }
     // SAFETY: a SIGBUS that the kernel generated has an address.
     let address = unsafe { info.si_addr() };
-    end_with(Report::of(address.addr() as u64).bytes())
+    end_with(Report::of(address.addr() as u64).bytes(), 1)
 }
 
 /// A line of limited length.

@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use firn_base::{ErrorChain, end_with, handle_signal};
 use libc::{c_int, c_long, c_void, siginfo_t};
@@ -19,8 +20,8 @@ use parking_lot::Mutex;
 use seccompiler::SeccompCmpArgLen::{Dword, Qword};
 use seccompiler::SeccompCmpOp::{Eq, MaskedEq, Ne};
 use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, TargetArch, apply_filter_all_threads,
+    BpfProgram, BpfProgramRef, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
+    SeccompFilter, SeccompRule, TargetArch, apply_filter, apply_filter_all_threads,
 };
 use syscalls::Sysno;
 
@@ -145,34 +146,56 @@ type Result<T> = std::result::Result<T, seccompiler::Error>;
 /// The second filter of a process that has the first one. It is compiled before a start needs it.
 static SECOND: Mutex<Option<BpfProgram>> = Mutex::new(None);
 
+/// The code with which this process ends at a call that is denied.
+static EXIT_CODE: AtomicI32 = AtomicI32::new(1);
+
 /// Applies the first filter to this process, which has one thread.
 pub(super) fn apply() -> io::Result<()> {
+    apply_by(apply_filter_all_threads)?;
+    let second =
+        denied().and_then(|denied| compile(denied, SeccompAction::Allow, SeccompAction::Trap));
+    *SECOND.lock() = Some(second.map_err(as_io)?);
+    Ok(())
+}
+
+/// Applies the first filter to this thread, and to those that it makes. A call that it denies ends
+/// the process with this code.
+pub(super) fn apply_to_thread(exit_code: i32) -> io::Result<()> {
+    EXIT_CODE.store(exit_code, Ordering::SeqCst);
+    apply_by(apply_filter)
+}
+
+fn apply_by(install: Install) -> io::Result<()> {
     // SAFETY: the handler only calls async-signal-safe functions.
     unsafe { handle_signal(libc::SIGSYS, on_denied, 0) }?;
     let applied = || {
         let first = compile(allowed()?, SeccompAction::Trap, SeccompAction::Allow)?;
-        apply_filter_all_threads(&first)?;
+        install(&first)?;
         let fail = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
-        apply_filter_all_threads(&compile(failing()?, SeccompAction::Allow, fail)?)?;
-        compile(denied()?, SeccompAction::Allow, SeccompAction::Trap)
+        install(&compile(failing()?, SeccompAction::Allow, fail)?)
     };
-    let second = applied().map_err(|error| io::Error::other(ErrorChain::of(&error)))?;
-    *SECOND.lock() = Some(second);
-    Ok(())
+    applied().map_err(as_io)
 }
 
 /// Applies the second filter to all threads, if this process has the first and not the second.
 /// Returns whether it had.
 pub(super) fn narrow() -> io::Result<bool> {
     let Some(second) = SECOND.lock().take() else { return Ok(false) };
-    let applied = apply_filter_all_threads(&second);
-    applied.map_err(|error| io::Error::other(ErrorChain::of(&error)))?;
+    apply_filter_all_threads(&second).map_err(as_io)?;
     Ok(true)
 }
+
+/// Installs a filter for this thread, or for all.
+type Install = fn(BpfProgramRef<'_>) -> Result<()>;
 
 fn compile(rules: Rules, otherwise: SeccompAction, matched: SeccompAction) -> Result<BpfProgram> {
     let filter = SeccompFilter::new(rules, otherwise, matched, TargetArch::x86_64)?;
     Ok(filter.try_into()?)
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+fn as_io(error: seccompiler::Error) -> io::Error {
+    io::Error::other(ErrorChain::of(&error))
 }
 
 /// What is allowed from the beginning.
@@ -295,7 +318,7 @@ extern "C" fn on_denied(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
         None => writeln!(rest, "firn: error: the monitor made call {call}, which its jail denies"),
     };
     let left = rest.len();
-    end_with(&line[..line.len() - left])
+    end_with(&line[..line.len() - left], EXIT_CODE.load(Ordering::SeqCst))
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use firn_base::{error_chain, processors};
+use firn_vmm::MAX_VCPUS;
 use uuid::Uuid;
 
 use super::device_filter;
@@ -42,7 +43,7 @@ const PREFIX: &str = "firn-monitors-";
 
 /// Threads of a monitor besides those that grow with the host: vCPUs, devices, pager, loader,
 /// control connections.
-const THREADS: usize = 64;
+const THREADS: usize = 60 + MAX_VCPUS as usize;
 
 /// Memory of a monitor besides its guest's, bytes: its program, its heap, page tables of both
 /// kinds, and what it buffers.

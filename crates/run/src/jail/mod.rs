@@ -418,6 +418,27 @@ pub fn enter(
     }
 }
 
+/// What a thread of a process that is not jailed needs before it is [confined](confine_thread).
+///
+/// # Errors
+/// [`StartError::Session`]: a file of /proc cannot be opened.
+pub fn prepare_thread() -> Result<(), StartError> {
+    prepare().map_err(|error| StartError::session("prepare a thread without privileges", error))
+}
+
+/// Takes from this thread, and from those that it makes from now on, every capability and all
+/// system calls but those of a monitor: they open nothing by its path. The other threads of the
+/// process keep what they have, so this is no wall against a guest that has taken the process over.
+/// A call that is denied ends the process with `exit_code`.
+///
+/// # Errors
+/// [`StartError::Session`].
+pub fn confine_thread(exit_code: i32) -> Result<(), StartError> {
+    privileges::drop_of_thread()
+        .and_then(|()| filter::apply_to_thread(exit_code))
+        .map_err(|error| StartError::session("take the privileges of a thread", error))
+}
+
 /// Narrows a jailed process before its guest's first instruction: the filter of system calls, the
 /// size of the files that it writes, `largest_file` bytes, and its descriptors to `sockets` and
 /// its own.

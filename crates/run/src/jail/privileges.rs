@@ -144,10 +144,16 @@ pub(super) fn drop_all() -> io::Result<()> {
             removed => removed?,
         }
     }
+    drop_of_thread()?;
+    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
+    Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
+}
+
+/// Takes all capabilities from this thread, and those that it could get by executing a file.
+pub(super) fn drop_of_thread() -> io::Result<()> {
     set_no_new_privs(true)?;
     clear_ambient_capability_set()?;
     let none = CapabilitySet::empty();
-    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
-    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
-    Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
+    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    Ok(set_capabilities(None, sets)?)
 }

@@ -18,7 +18,7 @@ use firn_agent::protocol::{
 };
 use firn_memory::planners::parse;
 use firn_snapshot::{OpenTwice, SnapshotFiles};
-use firn_vmm::{HostConfig, Microvm, OpenFile};
+use firn_vmm::{HostConfig, Microvm};
 use parking_lot::{Condvar, Mutex};
 
 use super::{HANDLER, Player, host, traces_of};
@@ -163,7 +163,7 @@ impl GuestKind for PlayerAgent {
         &mut self,
         mapped: &mut Mapped<'_>,
         descriptors: &mut Descriptors,
-    ) -> Result<(HostConfig, Option<OpenFile>), StartError> {
+    ) -> Result<HostConfig, StartError> {
         self.player.prepare(mapped, descriptors)
     }
 
@@ -223,7 +223,7 @@ pub(crate) fn boot(
     let source = Source::open(&directory, &*planner, &mut descriptors)?;
     let traces = traces_of(source.snapshot().manifest()).ok_or(StartError::NotPlayer)?;
     let (function, mapped) = (traces.join(","), source.plan(&*planner, clock)?.map(kvm)?);
-    let microvm = mapped.restore(host(Vec::new()), None)?.microvm;
+    let microvm = mapped.restore(host(Vec::new()))?.microvm;
     let Some(served) = Served::take(spec, &mut descriptors)? else {
         return Err(StartError::Spec("a player boots for the daemon only".to_owned()));
     };

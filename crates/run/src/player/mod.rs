@@ -10,7 +10,7 @@ mod registers;
 mod replay;
 
 use firn_snapshot::Manifest;
-use firn_vmm::{Console, HostConfig, MmioWindow, Network};
+use firn_vmm::{HostConfig, MmioWindow};
 
 pub(crate) use replay::Player;
 pub use replay::replay;
@@ -34,12 +34,5 @@ pub fn traces_of(manifest: &Manifest) -> Option<Vec<&str>> {
 /// What a player's microVM uses of its host: windows for its reports. It has no devices.
 #[must_use]
 pub fn host(windows: Vec<MmioWindow>) -> HostConfig {
-    HostConfig {
-        vsock: None,
-        scratch: None,
-        network: Network::default(),
-        console: Console::default(),
-        generation: None,
-        windows,
-    }
+    HostConfig { windows, ..HostConfig::default() }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use firn_memory::GuestMemory;
 use firn_memory::planners::Planner;
 use firn_player::format::{mode, register};
-use firn_vmm::{Argument, End, FrozenMachine, HostConfig, Microvm, OpenFile};
+use firn_vmm::{Argument, End, FrozenMachine, HostConfig, Microvm};
 
 use super::registers::{Meters, Reports, Wrong, window};
 use super::{host, traces_of};
@@ -105,8 +105,8 @@ impl GuestKind for Player {
         &mut self,
         mapped: &mut Mapped<'_>,
         _descriptors: &mut Descriptors,
-    ) -> Result<(HostConfig, Option<OpenFile>), StartError> {
-        Ok((self.set_up(mapped.machine_mut()), None))
+    ) -> Result<HostConfig, StartError> {
+        Ok(self.set_up(mapped.machine_mut()))
     }
 
     fn restored(&mut self, microvm: &Microvm, listener: &Arc<dyn Listener>) {

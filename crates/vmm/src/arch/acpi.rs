@@ -30,9 +30,10 @@ pub(crate) const SLEEP_TYPE_S5: u8 = 5;
 pub(crate) const SLEEP_ENABLE: u8 = 1 << 5;
 /// The value that the guest writes to the reset register.
 pub(crate) const RESET_VALUE: u8 = 1;
-/// FADT boot flags: no VGA, no MSI, no PCIe ASPM, no CMOS clock; bits 0 and 1 clear: no legacy
-/// devices, no keyboard controller.
+/// FADT boot flags: no VGA, no MSI, no PCIe ASPM, no CMOS clock; bit 0 clear: no legacy devices.
 const NO_VGA_MSI_ASPM_RTC: u16 = 0b11_1100;
+/// FADT boot flag: there is a keyboard controller.
+const KEYBOARD_CONTROLLER: u16 = 1 << 1;
 
 /// Why the tables cannot be written.
 #[derive(Debug, Error)]
@@ -50,17 +51,18 @@ pub enum AcpiError {
     Memory(#[source] vm_memory::GuestMemoryError),
 }
 
-/// Writes all tables for `vcpus` processors and `virtio_devices` devices; returns the address of
-/// the root pointer (RSDP).
+/// Writes all tables for `vcpus` processors and `virtio_devices` devices, and a keyboard controller
+/// among the `legacy_devices`; returns the address of the root pointer (RSDP).
 pub(crate) fn write_tables(
     memory: &GuestMemoryMmap,
     vcpus: u8,
     virtio_devices: u32,
+    legacy_devices: bool,
 ) -> Result<u64, AcpiError> {
     let mut tables = Tables { bytes: vec![0; Rsdp::len().next_multiple_of(16)] };
 
-    let dsdt = tables.append(&dsdt(virtio_devices));
-    let fadt = tables.append(&fadt(dsdt));
+    let dsdt = tables.append(&dsdt(virtio_devices, legacy_devices));
+    let fadt = tables.append(&fadt(dsdt, legacy_devices));
     let madt = tables.append(&madt(vcpus));
     let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     xsdt.add_entry(fadt);
@@ -97,7 +99,7 @@ fn port_register(port: u16) -> GAS {
     GAS::new(AddressSpace::SystemIo, 8, 0, AccessSize::ByteAccess, u64::from(port))
 }
 
-fn fadt(dsdt: u64) -> impl Aml {
+fn fadt(dsdt: u64, legacy_devices: bool) -> impl Aml {
     let mut fadt = FADTBuilder::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION)
         .dsdt_64(dsdt)
         .flag(Flags::HwReducedAcpi)
@@ -105,7 +107,8 @@ fn fadt(dsdt: u64) -> impl Aml {
         // No fixed-hardware power or sleep button.
         .flag(Flags::PwrButton)
         .flag(Flags::SlpButton);
-    fadt.iapc_boot_arch = NO_VGA_MSI_ASPM_RTC.into();
+    let legacy = if legacy_devices { KEYBOARD_CONTROLLER } else { 0 };
+    fadt.iapc_boot_arch = (NO_VGA_MSI_ASPM_RTC | legacy).into();
     fadt.reset_reg = port_register(layout::RESET_PORT);
     fadt.reset_value = RESET_VALUE;
     fadt.sleep_control_reg = port_register(layout::SLEEP_CONTROL_PORT);
@@ -127,10 +130,13 @@ fn madt(vcpus: u8) -> impl Aml {
     madt
 }
 
-fn dsdt(virtio_devices: u32) -> Sdt {
+fn dsdt(virtio_devices: u32, legacy_devices: bool) -> Sdt {
     let mut body = Vec::new();
     aml::Scope::new("\\_SB_".into(), vec![&SerialPort, &GenerationId, &EventDevice])
         .to_aml_bytes(&mut body);
+    if legacy_devices {
+        aml::Scope::new("\\_SB_".into(), vec![&KeyboardController]).to_aml_bytes(&mut body);
+    }
     for index in 0..virtio_devices {
         aml::Scope::new("\\_SB_".into(), vec![&VirtioMmio(index)]).to_aml_bytes(&mut body);
     }
@@ -164,6 +170,29 @@ impl Aml for SerialPort {
                     &aml::ResourceTemplate::new(vec![
                         &aml::IO::new(layout::SERIAL_PORT, layout::SERIAL_PORT, 0, 8),
                         &interrupt(layout::SERIAL_GSI),
+                    ]),
+                ),
+            ],
+        )
+        .to_aml_bytes(sink);
+    }
+}
+
+struct KeyboardController;
+
+impl Aml for KeyboardController {
+    fn to_aml_bytes(&self, sink: &mut dyn acpi_tables::AmlSink) {
+        let port = |port| aml::IO::new(port, port, 1, 1);
+        aml::Device::new(
+            "KBD_".into(),
+            vec![
+                &aml::Name::new("_HID".into(), &aml::EISAName::new("PNP0303")),
+                &aml::Name::new(
+                    "_CRS".into(),
+                    &aml::ResourceTemplate::new(vec![
+                        &port(layout::KEYBOARD_DATA_PORT),
+                        &port(layout::KEYBOARD_COMMAND_PORT),
+                        &interrupt(layout::KEYBOARD_GSI),
                     ]),
                 ),
             ],

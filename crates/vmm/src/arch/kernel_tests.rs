@@ -1,6 +1,7 @@
 use std::io::Write;
 use std::path::Path;
 
+use linux_loader::loader::bootparam::setup_header;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use firn_snapshot::MemoryLayout;
@@ -12,11 +13,21 @@ fn memory() -> GuestMemoryMmap {
     GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 32 << 20)]).unwrap()
 }
 
+fn of<'a>(kernel: &'a mut OpenFile, cmdline: &'a str) -> Kernel<'a> {
+    Kernel {
+        kernel,
+        initramfs: None,
+        cmdline,
+        device_arguments: false,
+        vcpus: 1,
+        virtio_devices: 2,
+        legacy_devices: false,
+    }
+}
+
 fn load_kernel(kernel: &Path, cmdline: &str) -> Result<u64, LoadKernelError> {
     let kernel = &mut OpenFile::open(kernel).unwrap();
-    let initramfs = &mut OpenFile::open(Path::new("/dev/null")).unwrap();
-    let kernel = &mut Kernel { kernel, initramfs, cmdline, vcpus: 1, virtio_devices: 1 };
-    load(&memory(), kernel)
+    load(&memory(), &mut of(kernel, cmdline))
 }
 
 #[test]
@@ -24,7 +35,7 @@ fn a_kernel_that_is_not_an_elf_file_is_refused() {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(&[0x4d; 8192]).unwrap();
     let error = load_kernel(file.path(), DEFAULT_CMDLINE).unwrap_err();
-    assert!(matches!(error, LoadKernelError::NotElf { .. }), "{error:?}");
+    assert!(matches!(error, LoadKernelError::NotKernel { .. }), "{error:?}");
     assert!(error.to_string().contains("vmlinux"), "{error}");
 }
 
@@ -32,7 +43,7 @@ fn a_kernel_that_is_not_an_elf_file_is_refused() {
 fn an_empty_kernel_is_refused() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let error = load_kernel(file.path(), DEFAULT_CMDLINE).unwrap_err();
-    assert!(matches!(error, LoadKernelError::NotElf { .. }), "{error:?}");
+    assert!(matches!(error, LoadKernelError::NotKernel { .. }), "{error:?}");
 }
 
 #[test]
@@ -56,7 +67,7 @@ fn the_memory_map_has_all_memory_and_no_device_registers() {
             .map(|region| (GuestAddress(region.guest_addr), usize::try_from(region.len).unwrap()))
             .collect();
         let memory = GuestMemoryMmap::from_ranges(&ranges).unwrap();
-        let params = boot_parameters(&memory, 0xe_0000, (0x100_0000, 77));
+        let params = boot_parameters(&memory, 0xe_0000, (0x100_0000, 77), setup_header::default());
         let entries = &params.e820_table[..usize::from(params.e820_entries)];
         // The structure is packed, so its fields are copied.
         let ram: Vec<(u64, u64)> = entries

@@ -18,6 +18,11 @@ pub(crate) const CMDLINE: u64 = 0x2_0000;
 pub(crate) const CMDLINE_CAPACITY: usize = 2048;
 /// End of conventional memory; memory from here to 1 MiB is reserved.
 pub(crate) const CONVENTIONAL_END: u64 = 0x9_fc00;
+/// The table of processors for kernels without ACPI, where such a kernel looks for it: in the last
+/// KiB below 640 KiB.
+pub(crate) const MP_TABLE: u64 = CONVENTIONAL_END;
+/// End of the memory for this table.
+pub(crate) const MP_TABLE_END: u64 = 0xa_0000;
 /// The 16 bytes of the VM generation id, in reserved memory, which the guest does not allocate.
 pub(crate) const GENERATION_ID: u64 = 0xc_0000;
 /// ACPI tables. The root pointer is first, in the area that a BIOS search covers.
@@ -51,9 +56,20 @@ pub(crate) const SLEEP_STATUS_PORT: u16 = 0x601;
 /// ACPI reset register (a port).
 pub(crate) const RESET_PORT: u16 = 0x602;
 
+/// Data port of the keyboard controller.
+pub(crate) const KEYBOARD_DATA_PORT: u16 = 0x60;
+/// Status and command port of the keyboard controller.
+pub(crate) const KEYBOARD_COMMAND_PORT: u16 = 0x64;
+
+/// Interrupt of the keyboard controller.
+pub(crate) const KEYBOARD_GSI: u32 = 1;
 /// Interrupt of the serial console.
 pub(crate) const SERIAL_GSI: u32 = 4;
 /// Interrupt of the ACPI generic event device, which announces a new VM generation id.
 pub(crate) const GENERATION_GSI: u32 = 5;
 /// First interrupt of the virtio devices: device `n` has `VIRTIO_GSI + n`.
 pub(crate) const VIRTIO_GSI: u32 = 6;
+/// The pins of the I/O APIC of KVM's irqchip: each interrupt has its own.
+pub(crate) const IO_APIC_PINS: u32 = 24;
+/// The most virtio devices.
+pub(crate) const VIRTIO_DEVICES: u32 = IO_APIC_PINS - VIRTIO_GSI;

@@ -7,3 +7,4 @@ pub(crate) mod cpu_model;
 pub(crate) mod cpuid;
 pub(crate) mod kernel;
 pub(crate) mod layout;
+pub(crate) mod mp_table;

@@ -56,11 +56,11 @@ pub(crate) fn copy_for_vcpu(
 }
 
 /// Copies the rings of devices. Buffers are copied when a device fills them.
-pub(crate) fn copy_for_devices(
+pub(crate) fn copy_for_devices<'a>(
     memory: &GuestView,
-    devices: &[TransportState],
+    devices: impl Iterator<Item = &'a TransportState>,
 ) -> Result<(), CopyChunkError> {
-    for queue in devices.iter().flat_map(|device| &device.queues).filter(|queue| queue.ready) {
+    for queue in devices.flat_map(|device| &device.queues).filter(|queue| queue.ready) {
         // virtio 1.2, 2.7: bytes of the three parts, event indices included.
         let size = u64::from(queue.size);
         for (start, len) in [

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use kvm_bindings::{
     KVM_CAP_X86_DISABLE_EXITS, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
-    KVM_MEM_LOG_DIRTY_PAGES, KVM_X86_DISABLE_EXITS_HLT, kvm_clock_data, kvm_enable_cap,
-    kvm_irqchip, kvm_userspace_memory_region,
+    KVM_MEM_LOG_DIRTY_PAGES, KVM_PIT_SPEAKER_DUMMY, KVM_X86_DISABLE_EXITS_HLT, kvm_clock_data,
+    kvm_enable_cap, kvm_irqchip, kvm_pit_config, kvm_pit_state2, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{IoEventAddress, Kvm, VcpuFd, VmFd};
 use serde::{Deserialize, Serialize};
@@ -114,6 +114,23 @@ impl Vm {
     pub(crate) fn write_generation(&self, generation: Uuid) -> Result<(), GuestMemoryError> {
         let memory = self.memory.vm_memory();
         memory.write_slice(generation.as_bytes(), GuestAddress(layout::GENERATION_ID))
+    }
+
+    /// Creates the interval timer of a PC.
+    pub(crate) fn create_pit(&self) -> Result<(), VmError> {
+        // The guest calibrates with the speaker's port, too.
+        let config = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
+        self.fd.create_pit2(config).map_err(failed("create the interval timer"))
+    }
+
+    /// Reads the interval timer, which there is.
+    pub(crate) fn save_pit(&self) -> Result<kvm_pit_state2, VmError> {
+        self.fd.get_pit2().map_err(failed("read the interval timer"))
+    }
+
+    /// Sets the interval timer, which there is.
+    pub(crate) fn restore_pit(&self, state: &kvm_pit_state2) -> Result<(), VmError> {
+        self.fd.set_pit2(state).map_err(failed("set the interval timer"))
     }
 
     /// Connects an event to a pin of the I/O APIC.

@@ -1,21 +1,19 @@
-//! A microVM that boots a Linux kernel.
+//! A microVM that boots a kernel.
 
 use thiserror::Error;
 use vm_memory::{GuestMemory as _, GuestMemoryError};
 
 use firn_memory::{AnonymousError, GuestMemory};
-use firn_snapshot::{LayoutError, MemoryLayout};
+use firn_snapshot::{LayoutError, MemoryLayout, PageSet};
 
 use super::Microvm;
-use super::disks::{DiskError, Disks};
-use super::parts::{AssembleError, Parts};
+use super::parts::{AssembleError, Machine, Parts};
 use super::standby::Standby;
-use super::virtio_set::Devices;
 use crate::arch::cpu_model::CpuModel;
-use crate::arch::kernel::{self, DEFAULT_CMDLINE, Kernel, LoadKernelError};
+use crate::arch::kernel::{self, Kernel, LoadKernelError};
 use crate::arch::{boot_regs, cpu_features, cpuid};
 use crate::config::{BootConfig, SizeError, check_sizes};
-use crate::console::SerialRegisters;
+use crate::i8042::KeyboardState;
 
 /// Why a microVM did not boot. Everything that the attempt created is removed.
 #[derive(Debug, Error)]
@@ -32,9 +30,6 @@ pub enum BootError {
     /// Guest memory belongs to a snapshot: a defect of firn.
     #[error("a kernel cannot be loaded into the sealed memory of a snapshot")]
     SealedMemory,
-    /// A disk cannot be used.
-    #[error(transparent)]
-    Disk(#[from] DiskError),
     /// The host does not have the requested processor.
     #[error(
         "this host's processor or KVM does not offer {model} (it lacks {missing}): use --cpu {best}, or omit --cpu"
@@ -74,13 +69,15 @@ impl Microvm {
     pub fn boot(config: BootConfig, kvm: impl Into<Standby>) -> Result<Self, BootError> {
         let standby = kvm.into();
         let kvm = &standby.kvm;
-        let BootConfig { mut kernel, mut initramfs, vcpus, .. } = config;
+        let BootConfig { mut kernel, mut initramfs, vcpus, devices, .. } = config;
         let generation = config.host.generation;
         check_sizes(vcpus, config.memory)?;
-        let disks = Disks::of_boot(config.root, config.overlay, config.disk_size)?;
-        let devices = Devices { disks, network: config.network };
-        let memory = GuestMemory::anonymous(MemoryLayout::for_size(config.memory)?)?;
-        let serial = SerialRegisters::default();
+        let mut memory = GuestMemory::anonymous(MemoryLayout::for_size(config.memory)?)?;
+        // The kernel is loaded by a view that logs nothing.
+        let guest = memory.vm_memory();
+        if config.track_writes {
+            memory.track_writes();
+        }
         let offered = kvm.cpuid.as_slice();
         let model = config.cpu.unwrap_or_else(|| CpuModel::best(offered));
         let lacking = model.lacking(offered);
@@ -88,23 +85,26 @@ impl Microvm {
             let missing = cpu_features::describe_all(&lacking);
             return Err(BootError::CpuModel { model, missing, best: CpuModel::best(offered) });
         }
-        let parts = Parts::assemble(config.host, standby, memory, vcpus, Some(devices), serial)?;
+        let keyboard = config.legacy_devices.then(KeyboardState::default);
+        let machine = Machine { keyboard, devices, ..Machine::default() };
+        let parts = Parts::assemble(config.host, standby, memory, vcpus, machine)?;
 
-        let cmdline = match &config.cmdline {
-            Some(extra) => format!("{DEFAULT_CMDLINE} {extra}"),
-            None => DEFAULT_CMDLINE.to_owned(),
-        };
-        let guest = parts.vm.memory.vm_memory();
         // The memory of a boot is anonymous, never sealed.
         let guest = guest.physical_memory().ok_or(BootError::SealedMemory)?;
         let mut kernel = Kernel {
             kernel: &mut kernel,
-            initramfs: &mut initramfs,
-            cmdline: &cmdline,
+            initramfs: initramfs.as_mut(),
+            cmdline: &config.cmdline,
+            device_arguments: config.device_arguments,
             vcpus,
             virtio_devices: parts.devices.len(),
+            legacy_devices: config.legacy_devices,
         };
         let entry = kernel::load(guest, &mut kernel)?;
+        // No snapshot has any of it yet.
+        let mut all = PageSet::new(parts.vm.memory.layout().pages());
+        all.insert_range(0..parts.vm.memory.layout().pages());
+        parts.vm.memory.mark_written(&all);
         if let Some(generation) = generation {
             parts.vm.write_generation(generation).map_err(BootError::Generation)?;
         }
@@ -126,3 +126,7 @@ impl Microvm {
         Ok(Self { cpu: Some(model), ..parts.start(cpuids, None)? })
     }
 }
+
+#[cfg(test)]
+#[path = "boot_tests.rs"]
+mod tests;

@@ -7,14 +7,13 @@ use kvm_bindings::{Msrs, kvm_msr_entry, kvm_xcrs};
 use kvm_ioctls::VcpuFd;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::parts::Parts;
+use super::parts::{Machine, Parts};
 use super::prepared::set;
 use super::tests::{REPORT, host};
 use super::{End, Microvm, UserRegisters};
 use crate::arch::cpu_model::CpuModel;
 use crate::arch::cpuid;
 use crate::config::HostConfig;
-use crate::console::SerialRegisters;
 use crate::cow::copy_ahead::copy_for_vcpu;
 use crate::cow::testing::Sealed;
 use crate::kvm::{KVM_DEVICE, OpenKvm};
@@ -195,8 +194,7 @@ fn prepare_with(
     set_late: impl Fn(&VcpuFd),
 ) -> Microvm {
     let kvm = OpenKvm::open(KVM_DEVICE.as_ref()).unwrap();
-    let serial = SerialRegisters::default();
-    let parts = Parts::assemble(host, kvm, sealed.share(), vcpus, None, serial).unwrap();
+    let parts = Parts::assemble(host, kvm, sealed.share(), vcpus, Machine::default()).unwrap();
     let mut cpuids = Vec::new();
     for (vcpu, fd) in (0u8..).zip(&parts.vcpus) {
         let list = cpuid::for_vcpu(
@@ -230,8 +228,7 @@ fn prepare_with(
 
 /// Runs a program on one vCPU until it reports; returns the microVM and the report.
 fn run(sealed: &Sealed) -> (Microvm, u64) {
-    let dir = tempfile::tempdir().unwrap();
-    let (host, reports) = host(dir.path());
+    let (host, reports) = host();
     let mut microvm = prepare(sealed, 1, host);
     let copied_ahead = microvm.chunk_copies();
     // The chunk of the page tables, and the chunk of the stack, which contains a descriptor table.
@@ -330,8 +327,7 @@ fn an_instruction_across_pages_is_fetched_by_its_linear_address() {
 fn two_vcpus_increment_one_counter() {
     let sealed = sealed(&firn_cow_counter());
     for _ in 0..5 {
-        let dir = tempfile::tempdir().unwrap();
-        let (host, reports) = host(dir.path());
+        let (host, reports) = host();
         let mut microvm = prepare(&sealed, 2, host);
         microvm.resume().unwrap();
         let mut done = [false; 2];
@@ -364,8 +360,7 @@ fn pages_that_kvm_writes_may_be_registered_after_the_start() {
     let sealed = sealed(&firn_cow_plain());
     // Chunks that the guest writes, and one that it does not.
     for chunk in [DATA, DATA + CHUNK, DATA + 3 * CHUNK] {
-        let dir = tempfile::tempdir().unwrap();
-        let (host, reports) = host(dir.path());
+        let (host, reports) = host();
         // As if the guest set the MSRs after the resume: nothing is copied ahead for them.
         let mut microvm = prepare_with(&sealed, 1, host, |fd| {
             let accepted = KVM_PAGES.into_iter().zip(1..).filter(|((index, enabled), place)| {
@@ -396,8 +391,7 @@ fn pages_that_kvm_writes_may_be_registered_after_the_start() {
 #[test]
 fn a_write_fault_that_cannot_be_resolved_ends_the_microvm_with_a_report() {
     let sealed = sealed(&firn_cow_plain());
-    let dir = tempfile::tempdir().unwrap();
-    let (host, _reports) = host(dir.path());
+    let (host, _reports) = host();
     let mut microvm = prepare(&sealed, 1, host);
     // The host write-protects a page that is no longer sealed.
     let view = microvm.memory().vm_memory();

@@ -1,18 +1,14 @@
 //! The files behind a microVM's disks.
 
-use std::io;
 use std::path::Path;
-use std::sync::Arc;
 
 use thiserror::Error;
 
-use firn_snapshot::{Content, DiskInfo, Manifest, ReadAt, Snapshot};
+use firn_snapshot::{DiskInfo, Manifest};
 
+use crate::config::{DriveDisk, OverlayBase, ROOT_DRIVE, Scratch};
 use crate::open_file::{OpenFile, OpenFileError};
-use crate::virtio::{OpenDiskError, ReadOnlyDisk};
-
-/// Name of the root disk in a snapshot's manifest, and to the guest.
-pub(super) const ROOT: &str = "root";
+use crate::virtio::{Disk, DiskCache, OpenDiskError, OverlayDisk, ReadOnlyDisk, WritableDisk};
 
 /// Why a disk cannot be used.
 #[derive(Debug, Error)]
@@ -25,9 +21,6 @@ pub enum DiskError {
         "cannot open the snapshot's root disk; if the file has moved, pass its new path with --root"
     )]
     Root(#[source] OpenFileError),
-    /// The snapshot has a root disk, and the caller opened none: a defect of firn.
-    #[error("the snapshot has a root disk, but no open file was passed for it")]
-    NoRoot,
     /// The open file is not the disk that the snapshot was made with.
     #[error(
         "cannot use the snapshot's root disk; if the file has moved, pass its new path with --root"
@@ -35,85 +28,84 @@ pub enum DiskError {
     OfSnapshot(#[source] firn_snapshot::DiskError),
     /// A disk's descriptor cannot be duplicated.
     #[error("cannot duplicate the descriptor of a disk")]
-    Duplicate(#[source] io::Error),
-    /// The snapshot lacks the writable disk: a defect of the writer.
-    #[error("the snapshot has a root disk, but no writable disk")]
-    NoOverlay,
+    Duplicate(#[source] std::io::Error),
 }
 
-/// The files behind a microVM's disks.
-pub(super) struct Disks {
-    pub(super) root: ReadOnlyDisk,
-    pub(super) root_info: RootInfo,
-    pub(super) overlay: OverlayBase,
-    /// Size of the writable disk, if it is larger than `overlay`, bytes.
-    pub(super) disk_size: u64,
-}
-
-/// The root disk's entry in a manifest.
-pub(super) enum RootInfo {
-    /// The entry of the snapshot that the microVM was restored from.
+/// What a drive is besides its content.
+pub(super) enum DriveKind {
+    /// An image that the snapshot of the microVM names.
     Known(DiskInfo),
-    /// The disk of a boot, opened a second time: it has no digest yet.
+    /// An image of a boot, opened a second time: it has no digest yet.
     Booted(OpenFile),
+    /// An overlay, which a snapshot contains.
+    Overlay,
+    /// A file of the caller's, which can be exchanged.
+    File { read_only: bool, cache: DiskCache },
 }
 
-/// The initial content of the writable disk.
-pub(super) enum OverlayBase {
-    File(ReadOnlyDisk),
-    Extent(Arc<dyn ReadAt>),
-}
-
-impl RootInfo {
-    /// The entry for a manifest. The first call for a disk of a boot reads all of it.
-    pub(super) fn describe(&self) -> Result<DiskInfo, firn_snapshot::DiskError> {
+impl DriveKind {
+    /// The entry for a manifest, of a drive that has one. The first call for a disk of a boot reads
+    /// all of it.
+    pub(super) fn describe(&self, id: &str) -> Result<Option<DiskInfo>, firn_snapshot::DiskError> {
         match self {
-            Self::Known(info) => Ok(info.clone()),
-            Self::Booted(root) => DiskInfo::of_file(ROOT, &root.path, &root.file),
+            Self::Known(info) => Ok(Some(info.clone())),
+            Self::Booted(image) => DiskInfo::of_file(id, &image.path, &image.file).map(Some),
+            Self::Overlay | Self::File { .. } => Ok(None),
         }
     }
 }
 
-impl Disks {
-    /// The disks of a microVM that boots.
-    pub(super) fn of_boot(
-        root: OpenFile,
-        overlay: OpenFile,
-        disk_size: u64,
-    ) -> Result<Self, DiskError> {
-        let file = root.file.try_clone().map_err(DiskError::Duplicate)?;
-        Ok(Self {
-            root_info: RootInfo::Booted(OpenFile { file, path: root.path.clone() }),
-            root: ReadOnlyDisk::new(root)?,
-            overlay: OverlayBase::File(ReadOnlyDisk::new(overlay)?),
-            disk_size,
-        })
+/// Opens the content of a drive. `known` are the images that the microVM's snapshot names.
+pub(super) fn open(
+    drive: DriveDisk,
+    id: &str,
+    known: &[DiskInfo],
+) -> Result<(Disk, DriveKind), DiskError> {
+    match drive {
+        DriveDisk::Image(image) => {
+            let kind = match known.iter().find(|info| info.id == id) {
+                Some(info) => {
+                    let info = DiskInfo { path: image.path.clone(), ..info.clone() };
+                    info.check_file(&image.file).map_err(DiskError::OfSnapshot)?;
+                    DriveKind::Known(info)
+                }
+                None => {
+                    let file = image.file.try_clone().map_err(DiskError::Duplicate)?;
+                    DriveKind::Booted(OpenFile { file, path: image.path.clone() })
+                }
+            };
+            Ok((Disk::ReadOnly(ReadOnlyDisk::new(image)?), kind))
+        }
+        DriveDisk::Overlay { base, size, scratch } => {
+            let (scratch, limit) = match scratch {
+                Some(Scratch { file, limit }) => (Some(file), limit),
+                None => (None, u64::MAX),
+            };
+            let disk = match base {
+                OverlayBase::File(base) => OverlayDisk::new(ReadOnlyDisk::new(base)?, scratch)?,
+                OverlayBase::Extent(content) => OverlayDisk::of_extent(content, scratch)?,
+            };
+            let disk = disk.grown_to(size)?.with_limit(limit);
+            Ok((Disk::Overlay(disk), DriveKind::Overlay))
+        }
+        DriveDisk::File { file, read_only, cache } => {
+            let disk = open_file(file, read_only, cache)?;
+            Ok((disk, DriveKind::File { read_only, cache }))
+        }
     }
+}
 
-    /// The disks of a snapshot's microVM, if it has any; `root` is the open root disk.
-    pub(super) fn of_snapshot(
-        snapshot: &Snapshot,
-        root: Option<OpenFile>,
-    ) -> Result<Option<Self>, DiskError> {
-        let Some(info) = root_info(snapshot.manifest()) else { return Ok(None) };
-        let root = root.ok_or(DiskError::NoRoot)?;
-        let info = DiskInfo { path: root.path.clone(), ..info.clone() };
-        info.check_file(&root.file).map_err(DiskError::OfSnapshot)?;
-        let overlay = match snapshot.overlay().ok_or(DiskError::NoOverlay)? {
-            Content::File(file) => {
-                let file = file.try_clone().map_err(DiskError::Duplicate)?;
-                let path = snapshot.path().to_owned();
-                OverlayBase::File(ReadOnlyDisk::new(OpenFile { file, path })?)
-            }
-            Content::Extent(content) => OverlayBase::Extent(content.clone()),
-        };
-        Ok(Some(Self {
-            root: ReadOnlyDisk::new(root)?,
-            root_info: RootInfo::Known(info),
-            overlay,
-            disk_size: 0,
-        }))
-    }
+/// Opens a file of the caller's.
+pub(super) fn open_file(
+    file: OpenFile,
+    read_only: bool,
+    cache: DiskCache,
+) -> Result<Disk, OpenDiskError> {
+    Ok(if read_only {
+        Disk::ReadOnly(ReadOnlyDisk::new(file)?)
+    } else {
+        Disk::Writable(WritableDisk::new(file, cache)?)
+    })
 }
 
 /// Opens the root disk that a snapshot's manifest names, if it names one; at `moved` if the file
@@ -126,7 +118,8 @@ pub fn open_root_disk(
     manifest: &Manifest,
     moved: Option<&Path>,
 ) -> Result<Option<OpenFile>, DiskError> {
-    let Some(info) = root_info(manifest) else { return Ok(None) };
+    let disks = &manifest.description.disks;
+    let Some(info) = disks.iter().find(|disk| disk.id == ROOT_DRIVE) else { return Ok(None) };
     let path = moved.unwrap_or(&info.path);
     let info = DiskInfo { path: path.to_owned(), ..info.clone() };
     // Opening a device can have effects.
@@ -137,10 +130,6 @@ pub fn open_root_disk(
     let root = OpenFile::open(path).map_err(DiskError::Root)?;
     info.check_file(&root.file).map_err(DiskError::OfSnapshot)?;
     Ok(Some(root))
-}
-
-fn root_info(manifest: &Manifest) -> Option<&DiskInfo> {
-    manifest.description.disks.iter().find(|disk| disk.id == ROOT)
 }
 
 #[cfg(test)]

@@ -51,7 +51,7 @@ fn the_root_disk_of_a_manifest_is_opened_if_it_is_that_of_the_freeze() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("root");
     std::fs::write(&path, vec![7; 100_000]).unwrap();
-    let disk = DiskInfo::new(ROOT, &path).unwrap();
+    let disk = DiskInfo::new(ROOT_DRIVE, &path).unwrap();
     let opened = open_root_disk(&manifest(vec![disk.clone()]), None).unwrap().unwrap();
     assert_eq!(opened.path, disk.path);
     assert!(open_root_disk(&manifest(Vec::new()), None).unwrap().is_none());

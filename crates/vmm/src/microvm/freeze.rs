@@ -18,7 +18,7 @@ use super::Microvm;
 use crate::arch::cpu_features::features;
 use crate::arch::cpuid;
 use crate::kvm::VmError;
-use crate::state::MachineState;
+use crate::state::{LegacyState, MACHINE_STATE_VERSION, MachineState};
 use crate::vcpu::VcpuThreadError;
 use crate::vcpu::state::{SaveVcpuError, msr_indices};
 
@@ -59,8 +59,16 @@ pub enum FreezeError {
         "cannot read from the kernel which free pages the guest has used since it reported them"
     )]
     Reported(#[source] io::Error),
-    /// The root disk cannot be described.
-    #[error("cannot describe the root disk")]
+    /// The file of a drive cannot be synced.
+    #[error("cannot sync the file of drive {drive}")]
+    Sync {
+        /// The drive.
+        drive: String,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// A disk cannot be described.
+    #[error("cannot describe the guest's disks")]
     Disk(#[source] firn_snapshot::DiskError),
     /// The snapshot cannot be written.
     #[error(transparent)]
@@ -81,22 +89,30 @@ impl Freeze for Microvm {
             return Err(FreezeError::Ended);
         }
         let paused = Instant::now();
+        self.devices
+            .sync_drives()
+            .map_err(|(drive, source)| FreezeError::Sync { drive, source })?;
         let state = self.save()?;
         let saved = Instant::now();
         let Begin { target, function } = begin;
         let reported = match target {
-            Target::Files { .. } => {
+            Target::Files { .. } | Target::Written => {
                 self.vm.memory.reported_free().map_err(FreezeError::Reported)?
             }
             Target::Extent => Vec::new(),
         };
         let machine = Machine {
             description: self.describe(&state, function)?,
-            state_version: state.version(),
+            state_version: MACHINE_STATE_VERSION,
             state: state.encode().map_err(FreezeError::Encode)?,
             reported,
         };
-        let pages = self.vm.memory.pages().map_err(FreezeError::Pages)?;
+        let mut pages = self.vm.memory.pages().map_err(FreezeError::Pages)?;
+        if target == Target::Written
+            && let Some(written) = self.vm.written()?
+        {
+            pages = pages.with_written(written);
+        }
         let begun =
             self.devices.with_overlay(|disk| Writer::begin(machine, &pages, disk, target, files));
         let (writer, begun) = begun?;
@@ -113,12 +129,15 @@ impl Freeze for Microvm {
         let Freezing { writer, pause_ns, save_ns } = freezing;
         let pages = self.vm.memory.pages().map_err(FreezeError::Pages)?;
         let report = self.devices.with_overlay(|disk| writer.seal(&pages, disk, seal, files))?;
+        // What was written until now is in the snapshot.
+        self.vm.written()?;
+        self.vm.memory.forget_writes();
         Ok(FreezeReport { pause_ns, save_ns, ..report })
     }
 }
 
 impl Microvm {
-    fn save(&self) -> Result<MachineState, FreezeError> {
+    pub(super) fn save(&self) -> Result<MachineState, FreezeError> {
         let indices: Arc<[u32]> = msr_indices(&self.kvm).map_err(FreezeError::MsrList)?.into();
         let xsave_size = self.vm.fd.check_extension_int(kvm_ioctls::Cap::Xsave2);
         let vcpus = self
@@ -126,11 +145,18 @@ impl Microvm {
             .iter()
             .map(|vcpu| Ok(vcpu.save(&indices, xsave_size).map_err(FreezeError::Pause)??))
             .collect::<Result<_, FreezeError>>()?;
+        let keyboard = self.bus.keyboard().map(|keyboard| keyboard.state());
+        let legacy = match keyboard {
+            Some(keyboard) => Some(LegacyState { keyboard, pit: self.vm.save_pit()? }),
+            None => None,
+        };
         Ok(MachineState {
             vm: self.vm.save()?,
             vcpus,
             serial: self.bus.serial().state().into(),
-            virtio: self.devices.save(),
+            legacy,
+            devices: self.devices.save(),
+            note: self.note.clone(),
         })
     }
 
@@ -152,7 +178,7 @@ impl Microvm {
             firn_version: env!("CARGO_PKG_VERSION").to_owned(),
             vcpus: u32::try_from(state.vcpus.len()).unwrap_or(u32::MAX),
             cpu: CpuRequirement { vendor, brand, features: features(cpuid) },
-            disks: self.devices.read_only_disks().map_err(FreezeError::Disk)?,
+            disks: self.devices.described_disks().map_err(FreezeError::Disk)?,
             function,
         })
     }

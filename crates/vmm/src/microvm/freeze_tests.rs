@@ -37,7 +37,7 @@ fn connect(folder: &Path) -> ControlClient {
 /// Serves a guest of one vCPU, and calls `clients` in another thread with what checks the guest's
 /// next reports. The guest ends with it.
 fn served(folder: &Path, clients: impl FnOnce(&Handle, &mut dyn FnMut()) + Send) {
-    let (host, reports) = host(folder);
+    let (host, reports) = host();
     let mut microvm = boot(host, 1, 16 << 20);
     let handle = microvm.handle();
     microvm.resume().unwrap();
@@ -119,8 +119,7 @@ fn nothing_serves_the_guest_between_the_two_steps() {
 
 #[test]
 fn a_machine_that_has_run_since_is_not_sealed() {
-    let dir = tempfile::tempdir().unwrap();
-    let (host, _reports) = host(dir.path());
+    let (host, _reports) = host();
     let mut microvm = boot(host, 1, 16 << 20);
     let files = |number| (0..number).map(|_| tempfile::tempfile().unwrap().into()).collect();
     let target = Target::Files { dense: false };
@@ -354,7 +353,7 @@ fn a_killed_monitor_leaves_the_previous_snapshot_and_no_files() {
 #[ignore = "a_killed_monitor_leaves_the_previous_snapshot_and_no_files starts and kills it"]
 fn serve_until_killed() {
     let Some(folder) = std::env::var_os(CHILD_FOLDER).map(PathBuf::from) else { return };
-    let (host, _reports) = host(&folder);
+    let (host, _reports) = host();
     let mut microvm = boot(host, 1, 16 << 20);
     microvm.resume().unwrap();
     serve_control(UnixListener::bind(socket(&folder)).unwrap(), microvm.handle()).unwrap();

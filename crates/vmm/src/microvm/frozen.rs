@@ -10,6 +10,7 @@ use super::standby::{Shape, Standby};
 use crate::arch::cpu_features::{describe_all, missing};
 use crate::arch::cpu_model::CpuModel;
 use crate::arch::cpuid;
+use crate::config::Devices;
 use crate::kvm::{FaultHandling, OpenKvmError};
 use crate::state::{DecodeStateError, MachineState};
 
@@ -87,6 +88,18 @@ impl FrozenMachine<'_> {
         Shape { layout, leaf, cpuids }
     }
 
+    /// The guest's virtio devices.
+    #[must_use]
+    pub fn devices(&self) -> Devices {
+        self.state.devices()
+    }
+
+    /// What was [noted](super::Microvm::set_note) with the machine.
+    #[must_use]
+    pub fn note(&self) -> &[u8] {
+        &self.state.note
+    }
+
     /// The address space of the VM that was [made in advance](Standby::make), for the plan to be
     /// executed in.
     pub fn take_reservation(&mut self) -> Option<Reservation> {
@@ -132,6 +145,16 @@ impl FrozenMachine<'_> {
         let msrs = self.state.vcpus.iter_mut().flat_map(|vcpu| &mut vcpu.msrs);
         msrs.filter(|msr| msr.index == MSR_KVM_ASYNC_PF_EN).for_each(|msr| msr.data = 0);
     }
+}
+
+/// What was [noted](super::Microvm::set_note) with the machine of a snapshot, before a KVM is
+/// opened for it.
+///
+/// # Errors
+/// The machine state cannot be read.
+pub fn note_of(snapshot: &Snapshot) -> Result<Vec<u8>, DecodeStateError> {
+    let (version, bytes) = snapshot.machine_state();
+    Ok(MachineState::decode(version, bytes)?.note)
 }
 
 fn check_cpu(

@@ -1,6 +1,7 @@
 //! One microVM: its parts, its event loop, its end.
 
 mod boot;
+mod console_input;
 mod disks;
 mod frame;
 mod freeze;
@@ -30,10 +31,13 @@ use firn_snapshot::PageSet;
 use crate::arch::cpu_model::CpuModel;
 use crate::bus::{Bus, PowerRequest};
 use crate::console::Console;
+use crate::i8042::CtrlAltDelError;
 use crate::kvm::{KvmCounters, KvmStats, Vm, VmError};
+use crate::open_file::OpenFile;
 use crate::subscriber::Subscriber;
 use crate::vcpu::observer::{Observer, VcpuThread};
 use crate::vcpu::{EndNotice, Vcpu, VcpuEnd, VcpuFailure, VcpuThreadError};
+use crate::virtio::RateLimit;
 use handle::Inbox;
 use virtio_set::VirtioSet;
 use watchdog::Watchdog;
@@ -41,7 +45,7 @@ use watchdog::Watchdog;
 pub use boot::BootError;
 pub use disks::{DiskError, open_root_disk};
 pub use freeze::FreezeError;
-pub use frozen::{FrozenMachine, IncompatibleError};
+pub use frozen::{FrozenMachine, IncompatibleError, note_of};
 pub use generation::{GenerationError, RenewError};
 pub use handle::{GoneError, Handle};
 pub use held::ReleaseError;
@@ -49,7 +53,7 @@ pub use parts::AssembleError;
 pub use prepared::{Argument, PrepareError, UserRegisters};
 pub use restore::{RestoreError, RestoreReport};
 pub use standby::{Shape, Standby, StandbyError};
-pub use virtio_set::WireError;
+pub use virtio_set::{Names, UpdateDeviceError, WireError};
 
 /// How a microVM ended.
 #[derive(Debug)]
@@ -100,25 +104,24 @@ pub enum WrittenError {
 /// use firn_memory::planners::{parse, plan};
 /// use firn_memory::{Sources, execute};
 /// use firn_snapshot::Snapshot;
-/// use firn_vmm::{Console, FrozenMachine, HostConfig, KVM_DEVICE, Microvm, OpenKvm, VsockListener};
-/// use firn_vmm::open_root_disk;
+/// use firn_vmm::{FrozenMachine, HostConfig, KVM_DEVICE, Microvm, OpenKvm, VsockListener};
+/// use firn_vmm::{Drive, OverlayBase, open_root_disk};
 ///
 /// let snapshot = Snapshot::open("snapshots/hello")?;
 /// let plan = plan(&snapshot, None, &*parse("firecracker")?)?;
 /// let memory = execute(&plan, &Sources::of(&snapshot, None)?)?.memory;
 ///
+/// let root = open_root_disk(snapshot.manifest(), None)?.ok_or("the guest has no disks")?;
+/// let base = OverlayBase::of_snapshot(&snapshot)?.ok_or("the guest has no disks")?;
 /// let host = HostConfig {
+///     drives: Drive::of_firn(root, base, 0, None),
 ///     vsock: Some(VsockListener::bind("hello.vsock".as_ref())?),
-///     scratch: None,
-///     network: Default::default(),
-///     console: Console::default(),
 ///     generation: Some(uuid::Uuid::new_v4()),
-///     windows: Vec::new(),
+///     ..HostConfig::default()
 /// };
 /// let kvm = OpenKvm::open(KVM_DEVICE.as_ref())?;
 /// let frozen = FrozenMachine::open_on(&snapshot, kvm)?;
-/// let root = open_root_disk(snapshot.manifest(), None)?;
-/// let (mut microvm, _report) = Microvm::restore(frozen, memory, host, root)?;
+/// let (mut microvm, _report) = Microvm::restore(frozen, memory, host)?;
 /// microvm.resume()?;
 /// let end = microvm.run()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -146,6 +149,8 @@ pub struct Microvm {
     /// What is left to be set before the resume, of a machine that was held.
     held: Option<held::Held>,
     freezing: Option<freeze::Freezing>,
+    /// What its caller has noted, for snapshots.
+    note: Vec<u8>,
 }
 
 impl Microvm {
@@ -211,6 +216,54 @@ impl Microvm {
             Err(SerialError::Trigger(error) | SerialError::IOError(error)) => Err(error),
             Err(SerialError::FullFifo) => Ok(0),
         }
+    }
+
+    /// Presses Ctrl, Alt and Delete on the guest's keyboard. What follows is the guest's decision:
+    /// Linux restarts, by way of its first process.
+    ///
+    /// # Errors
+    /// See [`CtrlAltDelError`].
+    pub fn send_ctrl_alt_del(&self) -> Result<(), CtrlAltDelError> {
+        let mut keyboard = self.bus.keyboard().ok_or(CtrlAltDelError::NoKeyboard)?;
+        keyboard.press_ctrl_alt_del()
+    }
+
+    /// Exchanges the file of a drive that is a [file](crate::DriveDisk::File) of the caller's, and
+    /// tells the guest, which finds the new size. The new one is used as the old one was: written,
+    /// flushed.
+    ///
+    /// # Errors
+    /// See [`UpdateDeviceError`]. The drive then keeps its file.
+    pub fn replace_drive(&self, id: &str, file: OpenFile) -> Result<(), UpdateDeviceError> {
+        self.devices.replace_drive(id, file)
+    }
+
+    /// Changes the limit of a drive that has a limiter.
+    ///
+    /// # Errors
+    /// See [`UpdateDeviceError`].
+    pub fn limit_drive(&self, id: &str, limit: RateLimit) -> Result<(), UpdateDeviceError> {
+        self.devices.limit_drive(id, limit)
+    }
+
+    /// Changes the limits of a network device that has limiters: of frames to the guest, and of
+    /// frames from it; `None` leaves a limit as it is.
+    ///
+    /// # Errors
+    /// See [`UpdateDeviceError`].
+    pub fn limit_network(
+        &self,
+        id: &str,
+        to_guest: Option<RateLimit>,
+        from_guest: Option<RateLimit>,
+    ) -> Result<(), UpdateDeviceError> {
+        self.devices.limit_network(id, to_guest, from_guest)
+    }
+
+    /// Notes bytes that every snapshot of this microVM contains, in place of earlier ones. A
+    /// restored microVM has those of its snapshot.
+    pub fn set_note(&mut self, note: Vec<u8>) {
+        self.note = note;
     }
 
     /// The guest's memory.

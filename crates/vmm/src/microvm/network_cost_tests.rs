@@ -9,10 +9,10 @@ use firn_memory::GuestMemory;
 use firn_net::{Broker, Policy, PublishedPorts, host_resolvers};
 use firn_snapshot::MemoryLayout;
 
-use super::disks::Disks;
 use super::frame::Frame;
-use super::virtio_set::{Connected, Devices, VirtioSet};
+use super::virtio_set::{Connected, VirtioSet};
 use crate::bus::Bus;
+use crate::config::{Devices, Drive, NETWORK, OverlayBase};
 use crate::console::{Console, SerialRegisters};
 use crate::kvm::{KVM_DEVICE, OpenKvm, Vm};
 use crate::open_file::OpenFile;
@@ -25,31 +25,33 @@ const RUNS: usize = 301;
 /// broker, and that of broker and devices.
 fn start(folder: &Path, kvm: &OpenKvm, has_network: bool) -> [Duration; 2] {
     let open = |name: &str| OpenFile::open(&folder.join(name)).unwrap();
-    let disks = Disks::of_boot(open("root"), open("overlay"), 0).unwrap();
+    let base = OverlayBase::File(open("overlay"));
+    let drives = Drive::of_firn(open("root"), base, 0, None);
     let memory = GuestMemory::anonymous(MemoryLayout::for_size(64 << 20).unwrap()).unwrap();
     // SAFETY: no vCPU runs.
     let frame = unsafe { Frame::create(kvm, memory.slots(), false, 1) }.unwrap();
     let Frame { vcpus: _vcpus, threads, vm, mut events, serial_irq, .. } = frame;
     let vm = Vm { fd: vm, memory: memory.into() };
-    let port = SerialRegisters::default().into_port(serial_irq, Console::default()).unwrap();
-    let mut bus = Bus::new(port);
+    let port = SerialRegisters::default().into_port(serial_irq, Console::default(), None).unwrap();
+    let mut bus = Bus::new(port, None);
     let path = folder.join("vsock.sock");
     let vsock = Some(VsockListener::bind(&path).unwrap());
 
     let begin = Instant::now();
-    let network = if has_network {
+    let networks = if has_network {
         let mut ports = PublishedPorts::default();
         let resolvers = || host_resolvers("/etc/resolv.conf".as_ref()).unwrap_or_default();
         let broker = Broker::start_publishing(Policy::default(), resolvers, &mut ports).unwrap();
-        Network { end: Some(NetworkEnd::Proxy(broker)), ..Network::default() }
+        let end = Some(NetworkEnd::Proxy(broker));
+        vec![(NETWORK.to_owned(), Network { end, ..Network::default() })]
     } else {
-        Network::default()
+        Vec::new()
     };
     let broker = begin.elapsed();
-    let connected = Connected { vsock, scratch: None, network };
-    let devices = Devices { disks, network: has_network.then(NetworkConfig::default) };
+    let connected = Connected { drives, vsock, entropy_limiter: None, networks };
+    let devices = Devices::of_firn(has_network.then(NetworkConfig::default));
     let events: &mut EventManager<Subscriber> = &mut events;
-    let set = VirtioSet::wire(devices, connected, &vm, &mut bus, events).unwrap();
+    let set = VirtioSet::wire(devices, connected, &[], &vm, &mut bus, events).unwrap();
     set.restore(&set.save()).unwrap();
     let time = begin.elapsed();
     drop(threads);

@@ -1,9 +1,10 @@
 //! The parts of a microVM, created and connected but not yet running.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use event_manager::EventManager;
+use event_manager::{EventManager, SubscriberOps};
 use kvm_bindings::CpuId;
 use kvm_ioctls::VcpuFd;
 use parking_lot::Mutex;
@@ -12,17 +13,20 @@ use uuid::Uuid;
 use vmm_sys_util::eventfd::EventFd;
 
 use firn_memory::GuestMemory;
+use firn_snapshot::DiskInfo;
 
-use super::Microvm;
+use super::console_input::ConsoleInput;
 use super::frame::Frame;
 use super::handle::Inbox;
 use super::standby::{Ready, Standby};
-use super::virtio_set::{Connected, Devices, VirtioSet, WireError};
+use super::virtio_set::{Connected, VirtioSet, WireError};
+use super::{Microvm, event};
 use crate::arch::layout;
 use crate::bus::{Bus, OverlapError};
-use crate::config::HostConfig;
+use crate::config::{Devices, HostConfig};
 use crate::console::{Console, SerialRegisters, SerialStateError};
 use crate::cow::CowMemory;
+use crate::i8042::{Keyboard, KeyboardState, KeyboardStateError};
 use crate::kvm::{KvmCounters, OpenKvm, StatsFile, Vm, VmError};
 use crate::subscriber::Subscriber;
 use crate::vcpu::state::Fresh;
@@ -51,6 +55,9 @@ pub enum AssembleError {
     /// The serial port's registers are invalid.
     #[error(transparent)]
     Serial(#[from] SerialStateError),
+    /// The keyboard controller's registers are invalid.
+    #[error(transparent)]
+    Keyboard(#[from] KeyboardStateError),
     /// A virtio device cannot be created or connected.
     #[error(transparent)]
     Wire(#[from] WireError),
@@ -65,6 +72,17 @@ pub enum AssembleError {
     Stats(#[source] io::Error),
 }
 
+/// The devices of a microVM, with what they are at the start.
+#[derive(Default)]
+pub(super) struct Machine<'a> {
+    pub(super) serial: SerialRegisters,
+    /// The keyboard controller; with it comes the interval timer. `None` for a guest without them.
+    pub(super) keyboard: Option<KeyboardState>,
+    pub(super) devices: Devices,
+    /// The images that the microVM's snapshot names.
+    pub(super) known: &'a [DiskInfo],
+}
+
 /// A microVM whose vCPUs have no state yet.
 pub(super) struct Parts {
     // Fields drop in this order: every view of guest memory before the memory itself.
@@ -76,10 +94,13 @@ pub(super) struct Parts {
     pub(super) devices: VirtioSet,
     bus: Bus,
     serial_irq: EventFd,
+    keyboard_irq: Option<EventFd>,
     pub(super) generation_irq: EventFd,
     pub(super) vm: Vm,
     pub(super) kvm: OpenKvm,
     console: Console,
+    /// The console's input, and the event of the port that it has room.
+    input: Option<(OwnedFd, EventFd)>,
     inbox: Inbox,
 }
 
@@ -90,9 +111,9 @@ impl Parts {
         standby: impl Into<Standby>,
         memory: GuestMemory,
         vcpus: u8,
-        devices: Option<Devices>,
-        serial: SerialRegisters,
+        machine: Machine<'_>,
     ) -> Result<Self, AssembleError> {
+        let Machine { serial, keyboard, devices, known } = machine;
         let mut standby = standby.into();
         let (frame, fresh) = match standby.take_ready(&memory, vcpus) {
             Some(ready) => {
@@ -110,14 +131,28 @@ impl Parts {
         let vm = Vm { fd: vm, memory: Arc::new(memory) };
 
         let port_irq = serial_irq.try_clone().map_err(AssembleError::EventFd)?;
-        let mut bus = Bus::new(serial.into_port(port_irq, host.console.clone())?);
-        vm.interrupt(&generation_irq, layout::GENERATION_GSI)?;
-        let connected =
-            Connected { vsock: host.vsock, scratch: host.scratch, network: host.network };
-        let devices = match devices {
-            Some(devices) => VirtioSet::wire(devices, connected, &vm, &mut bus, &mut events)?,
-            None => VirtioSet::default(),
+        let input = match host.console_input {
+            Some(input) => Some((input, event().map_err(AssembleError::EventFd)?)),
+            None => None,
         };
+        let room = input.as_ref().map(|(_, room)| room.try_clone()).transpose();
+        let room = room.map_err(AssembleError::EventFd)?;
+        let serial = serial.into_port(port_irq, host.console.clone(), room)?;
+        let mut keyboard_irq = None;
+        let keyboard = match keyboard {
+            Some(state) => {
+                vm.create_pit()?;
+                let irq = keyboard_irq.insert(event().map_err(AssembleError::EventFd)?);
+                let irq = irq.try_clone().map_err(AssembleError::EventFd)?;
+                Some(Keyboard::new(state, irq)?)
+            }
+            None => None,
+        };
+        let mut bus = Bus::new(serial, keyboard);
+        vm.interrupt(&generation_irq, layout::GENERATION_GSI)?;
+        let HostConfig { drives, vsock, entropy_limiter, networks, .. } = host;
+        let connected = Connected { drives, vsock, entropy_limiter, networks };
+        let devices = VirtioSet::wire(devices, connected, known, &vm, &mut bus, &mut events)?;
         for window in host.windows {
             bus.add(window.start, window.len, Arc::new(Mutex::new(window.device)))?;
         }
@@ -129,10 +164,12 @@ impl Parts {
             devices,
             bus,
             serial_irq,
+            keyboard_irq,
             generation_irq,
             vm,
             kvm: standby.kvm,
             console: host.console,
+            input,
             inbox,
         })
     }
@@ -141,15 +178,22 @@ impl Parts {
     ///
     /// `cpuids` are the CPUID lists of the vCPUs, in order.
     pub(super) fn start(
-        self,
+        mut self,
         cpuids: Vec<CpuId>,
         parent: Option<Uuid>,
     ) -> Result<Microvm, AssembleError> {
-        // A restored port raises its pending interrupt again. It is connected only now, so that
-        // restoring the interrupt controllers does not discard the interrupt.
+        // Restored ports raise their pending interrupts again. They are connected only now, so that
+        // restoring the interrupt controllers does not discard the interrupts.
         self.vm.interrupt(&self.serial_irq, layout::SERIAL_GSI)?;
+        if let Some(irq) = &self.keyboard_irq {
+            self.vm.interrupt(irq, layout::KEYBOARD_GSI)?;
+        }
         let mut stats = vec![StatsFile::open(&self.vm.fd).map_err(AssembleError::Stats)?];
         let bus = Arc::new(self.bus);
+        if let Some((input, room)) = self.input {
+            let input = ConsoleInput::new(input, room, bus.clone());
+            self.events.add_subscriber(Subscriber::new(Arc::new(Mutex::new(input))));
+        }
         let notice =
             Arc::new(EndNotice { end: Mutex::new(None), event: self.inbox.doorbell.clone() });
         let mut vcpus = Vec::with_capacity(self.vcpus.len());
@@ -177,6 +221,7 @@ impl Parts {
             watched: false,
             held: None,
             freezing: None,
+            note: Vec::new(),
         })
     }
 }

@@ -13,11 +13,10 @@ use thiserror::Error;
 use firn_memory::{CopyChunkError, GuestMemory};
 
 use super::Microvm;
-use super::parts::{AssembleError, Parts};
+use super::parts::{AssembleError, Machine, Parts};
 use crate::arch::cpu_model::CpuModel;
 use crate::arch::cpuid;
 use crate::config::{HostConfig, SizeError, check_sizes};
-use crate::console::SerialRegisters;
 use crate::cow::copy_ahead::copy_for_vcpu;
 use crate::kvm::OpenKvm;
 
@@ -92,7 +91,7 @@ impl Microvm {
     ) -> Result<Self, PrepareError> {
         let count = u8::try_from(vcpus.len()).unwrap_or(u8::MAX);
         check_sizes(count, memory.layout().total_bytes())?;
-        let parts = Parts::assemble(host, kvm, memory, count, None, SerialRegisters::default())?;
+        let parts = Parts::assemble(host, kvm, memory, count, Machine::default())?;
         let mut cpuids = Vec::with_capacity(vcpus.len());
         for ((vcpu, fd), registers) in (0u8..).zip(&parts.vcpus).zip(vcpus) {
             let list = cpuid::for_vcpu(

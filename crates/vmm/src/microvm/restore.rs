@@ -9,16 +9,13 @@ use thiserror::Error;
 use firn_memory::{CopyChunkError, GuestMemory};
 
 use super::Microvm;
-use super::disks::{DiskError, Disks};
 use super::frozen::FrozenMachine;
 use super::generation::GenerationError;
 use super::held::Held;
-use super::parts::{AssembleError, Parts};
-use super::virtio_set::Devices;
+use super::parts::{AssembleError, Machine, Parts};
 use crate::config::HostConfig;
 use crate::cow::copy_ahead::{copy_for_devices, copy_for_vcpu};
 use crate::kvm::{KvmIndex, VmError};
-use crate::open_file::OpenFile;
 use crate::vcpu;
 use crate::vcpu::state::{RestoreVcpuError, Timers};
 use crate::virtio::RestoreDeviceError;
@@ -29,9 +26,6 @@ pub enum RestoreError {
     /// The parts of the snapshot contradict each other: a defect of the writer.
     #[error("the snapshot contradicts itself: {0}")]
     Contradiction(&'static str),
-    /// A disk cannot be used.
-    #[error(transparent)]
-    Disk(#[from] DiskError),
     /// The parts cannot be assembled.
     #[error(transparent)]
     Assemble(#[from] AssembleError),
@@ -75,8 +69,8 @@ pub struct RestoreReport {
 impl Microvm {
     /// Makes a microVM from a frozen machine and the memory that a plan laid out;
     /// [`Microvm::resume`] starts it. The guest finds a new generation id and its old vsock
-    /// connections reset. `root` is the snapshot's root disk, if it has one:
-    /// [`open_root_disk`](crate::open_root_disk) opens it.
+    /// connections reset. `host` has a side for each of the machine's
+    /// [devices](FrozenMachine::devices).
     ///
     /// # Errors
     /// See [`RestoreError`].
@@ -84,7 +78,6 @@ impl Microvm {
         frozen: FrozenMachine<'_>,
         memory: GuestMemory,
         host: HostConfig,
-        root: Option<OpenFile>,
     ) -> Result<(Self, RestoreReport), RestoreError> {
         let begin = Instant::now();
         let FrozenMachine { snapshot, mut state, standby, held } = frozen;
@@ -93,11 +86,14 @@ impl Microvm {
             .ok()
             .filter(|vcpus| u32::from(*vcpus) == description.vcpus)
             .ok_or(RestoreError::Contradiction("its manifest has another number of vCPUs"))?;
-        let network = state.network();
-        let disks = Disks::of_snapshot(snapshot, root)?;
-        let devices = disks.map(|disks| Devices { disks, network });
         let generation = host.generation;
-        let mut parts = Parts::assemble(host, standby, memory, vcpus, devices, state.serial)?;
+        let machine = Machine {
+            devices: state.devices(),
+            serial: state.serial,
+            keyboard: state.legacy.as_ref().map(|legacy| legacy.keyboard.clone()),
+            known: &description.disks,
+        };
+        let mut parts = Parts::assemble(host, standby, memory, vcpus, machine)?;
         let assembled = Instant::now();
 
         let timers = held.then(|| state.vcpus.iter_mut().map(Timers::take).collect());
@@ -107,7 +103,7 @@ impl Microvm {
         for vcpu in &state.vcpus {
             copy_for_vcpu(&memory, &(vcpu.regs, vcpu.sregs), &vcpu.msrs)?;
         }
-        copy_for_devices(&memory, &state.virtio)?;
+        copy_for_devices(&memory, state.devices.iter().map(|device| &device.transport))?;
         let copied_ahead = memory.chunk_copies();
         drop(memory);
         let copied = Instant::now();
@@ -122,7 +118,10 @@ impl Microvm {
         }
         // After the local APICs: the I/O APIC delivers its pending interrupts to them.
         parts.vm.restore(&state.vm)?;
-        parts.devices.restore(&state.virtio)?;
+        if let Some(legacy) = &state.legacy {
+            parts.vm.restore_pit(&legacy.pit)?;
+        }
+        parts.devices.restore(&state.devices)?;
         let restored = Instant::now();
         let kvm_index = match parts.vcpus.first() {
             Some(vcpu) => parts.vm.fill_index(&parts.kvm.kvm, vcpu)?,
@@ -132,6 +131,7 @@ impl Microvm {
             parts.vm.set_clock(&state.vm)?;
         }
         let mut microvm = parts.start(cpuids, Some(description.id))?;
+        microvm.note = state.note;
         match timers {
             Some(timers) => microvm.held = Some(Held { vm: state.vm, timers }),
             None => {

@@ -19,9 +19,7 @@ use firn_snapshot::{Destination, FreezeReport, FreezeRequest, MemoryLayout, NotF
 use super::{End, FreezeError, FrozenMachine, Microvm, Shape, Standby, UserRegisters};
 use crate::bus::MmioDevice;
 use crate::config::{HostConfig, MmioWindow};
-use crate::console::Console;
 use crate::kvm::{KVM_DEVICE, OpenKvm};
-use crate::virtio::VsockListener;
 
 /// Guest-physical addresses, identical to the virtual ones.
 const CODE: u64 = 0x20_0000;
@@ -78,19 +76,16 @@ impl MmioDevice for Reports {
     }
 }
 
-pub(super) fn host(dir: &Path) -> (HostConfig, Receiver<(u64, u64)>) {
+pub(super) fn host() -> (HostConfig, Receiver<(u64, u64)>) {
     let (sender, receiver) = channel();
     let host = HostConfig {
-        vsock: Some(VsockListener::bind(&dir.join("vsock.sock")).unwrap()),
-        scratch: None,
-        network: crate::Network::default(),
-        console: Console::default(),
         generation: Some(Uuid::new_v4()),
         windows: vec![MmioWindow {
             start: REPORT,
             len: 4 * PAGE,
             device: Box::new(Reports(sender)),
         }],
+        ..HostConfig::default()
     };
     (host, receiver)
 }
@@ -167,7 +162,7 @@ fn thaw(snapshot: &Snapshot, planner: &str, host: HostConfig) -> Microvm {
     let plan = planners::plan(snapshot, None, &*parse(planner).unwrap()).unwrap();
     let executed = execute(&plan, &Sources::of(snapshot, None).unwrap()).unwrap();
     let frozen = FrozenMachine::open_on(snapshot, kvm()).unwrap();
-    Microvm::restore(frozen, executed.memory, host, None).unwrap().0
+    Microvm::restore(frozen, executed.memory, host).unwrap().0
 }
 
 /// Checks the next `each` reports of every vCPU, and updates their rounds.
@@ -209,7 +204,7 @@ fn freeze_and_thaw(vcpus: u8, planners: &[&str], times: usize) {
     let path = dir.path().join("snapshot");
     let mut frozen = vec![0; usize::from(vcpus)];
     {
-        let (host, reports) = host(dir.path());
+        let (host, reports) = host();
         let mut microvm = boot(host, vcpus, 64 << 20);
         microvm.resume().unwrap();
         follow(&reports, vcpus, &mut frozen, 5);
@@ -226,7 +221,7 @@ fn freeze_and_thaw(vcpus: u8, planners: &[&str], times: usize) {
     let snapshot = Snapshot::open(&path).unwrap();
     let files = open_files();
     for time in 0..times {
-        let (host, reports) = host(dir.path());
+        let (host, reports) = host();
         let mut microvm = thaw(&snapshot, planners[time % planners.len()], host);
         microvm.resume().unwrap();
         let mut rounds = frozen.clone();
@@ -262,7 +257,7 @@ fn a_standby_of_the_same_shape_becomes_the_microvm() {
     let path = dir.path().join("snapshot");
     let mut rounds = [0; 2];
     {
-        let (host, reports) = host(dir.path());
+        let (host, reports) = host();
         let mut microvm = boot(host, 2, 64 << 20);
         microvm.resume().unwrap();
         follow(&reports, 2, &mut rounds, 5);
@@ -298,8 +293,8 @@ fn a_standby_of_the_same_shape_becomes_the_microvm() {
         let reserved = machine.take_reservation();
         let sources = Sources::of(&snapshot, None).unwrap();
         let memory = execute_in(&plan, &sources, reserved).unwrap().memory;
-        let (host, reports) = host(dir.path());
-        let (mut microvm, report) = Microvm::restore(machine, memory, host, None).unwrap();
+        let (host, reports) = host();
+        let (mut microvm, report) = Microvm::restore(machine, memory, host).unwrap();
         assert_eq!(report.standby, fits, "{shapes:?}");
         microvm.resume().unwrap();
         follow(&reports, 2, &mut rounds.clone(), 20);
@@ -312,7 +307,7 @@ fn a_thawed_microvm_can_be_frozen_again() {
     let path = dir.path().join("snapshot");
     let mut rounds = [0];
     for generation in 0..4 {
-        let (host, reports) = host(dir.path());
+        let (host, reports) = host();
         let snapshot = (generation > 0).then(|| Snapshot::open(&path).unwrap());
         let mut microvm = match &snapshot {
             None => boot(host, 1, 16 << 20),
@@ -335,8 +330,7 @@ fn a_thawed_microvm_can_be_frozen_again() {
 
 #[test]
 fn other_threads_send_requests_to_a_running_microvm() {
-    let dir = tempfile::tempdir().unwrap();
-    let (host, reports) = host(dir.path());
+    let (host, reports) = host();
     let mut microvm = boot(host, 1, 16 << 20);
     microvm.resume().unwrap();
     let handle = microvm.handle();
@@ -360,7 +354,7 @@ const UNDEFINED: [u8; 2] = [0x0f, 0x0b];
 #[test]
 fn a_guest_that_has_ended_is_not_frozen() {
     let dir = tempfile::tempdir().unwrap();
-    let (host, _reports) = host(dir.path());
+    let (host, _reports) = host();
     let mut microvm = boot(host, 1, 16 << 20);
     microvm.memory().vm_memory().write_slice(&UNDEFINED, GuestAddress(CODE)).unwrap();
     microvm.resume().unwrap();
@@ -378,14 +372,13 @@ fn a_guest_that_has_ended_is_not_frozen() {
 /// The vCPUs' threads may not have started yet when they are paused.
 #[test]
 fn a_microvm_can_be_paused_and_dropped_right_after_its_start() {
-    let dir = tempfile::tempdir().unwrap();
     for _ in 0..20 {
-        let mut microvm = boot(host(dir.path()).0, 2, 16 << 20);
+        let mut microvm = boot(host().0, 2, 16 << 20);
         microvm.resume().unwrap();
         microvm.pause().unwrap();
         microvm.resume().unwrap();
     }
-    let (host, reports) = host(dir.path());
+    let (host, reports) = host();
     let mut microvm = boot(host, 2, 16 << 20);
     microvm.resume().unwrap();
     microvm.pause().unwrap();
@@ -413,7 +406,7 @@ fn a_held_machine_finds_the_time_of_the_freeze_when_it_is_released() {
     let path = dir.path().join("snapshot");
     let mut rounds = [0; 2];
     {
-        let (host, reports) = host(dir.path());
+        let (host, reports) = host();
         let mut microvm = boot(host, 2, 64 << 20);
         microvm.resume().unwrap();
         follow(&reports, 2, &mut rounds, 5);
@@ -433,8 +426,8 @@ fn a_held_machine_finds_the_time_of_the_freeze_when_it_is_released() {
     let frozen_tsc: Vec<u64> = frozen.state.vcpus.iter().map(|vcpu| tsc(&vcpu.msrs)).collect();
     let frozen_clock = frozen.state.vm.clock.clock;
     let khz = frozen.tsc_khz();
-    let (host, reports) = host(dir.path());
-    let (mut microvm, _) = Microvm::restore(frozen, executed.memory, host, None).unwrap();
+    let (host, reports) = host();
+    let (mut microvm, _) = Microvm::restore(frozen, executed.memory, host).unwrap();
     let written = |microvm: &Microvm| {
         let memory = microvm.memory().vm_memory();
         memory.read_obj::<u128>(GuestAddress(crate::arch::layout::GENERATION_ID)).unwrap()
@@ -476,7 +469,7 @@ fn a_paused_guest_stands_still_and_finds_out_that_it_was_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("snapshot");
     {
-        let (host, _reports) = host(dir.path());
+        let (host, _reports) = host();
         freeze(&mut boot(host, 1, 16 << 20), &path);
     }
     let snapshot = Snapshot::open(&path).unwrap();
@@ -487,8 +480,8 @@ fn a_paused_guest_stands_still_and_finds_out_that_it_was_stopped() {
     msrs.retain(|msr| msr.index != MSR_KVM_SYSTEM_TIME);
     let (index, data) = (MSR_KVM_SYSTEM_TIME, CLOCK | 1);
     msrs.push(kvm_bindings::kvm_msr_entry { index, data, ..Default::default() });
-    let (host, reports) = host(dir.path());
-    let mut microvm = Microvm::restore(frozen, memory, host, None).unwrap().0;
+    let (host, reports) = host();
+    let mut microvm = Microvm::restore(frozen, memory, host).unwrap().0;
     let (handle, guest) = (microvm.handle(), microvm.memory().vm_memory());
     microvm.resume().unwrap();
     let run = std::thread::spawn(move || microvm.run().unwrap());

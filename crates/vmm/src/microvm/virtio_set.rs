@@ -1,6 +1,7 @@
 //! The virtio devices of a microVM: their order, their windows, their connection to KVM and the
 //! event loop.
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 
@@ -13,46 +14,91 @@ use firn_base::error_chain;
 use firn_memory::GuestMemory;
 use firn_snapshot::{DiskInfo, DiskSource};
 
-use super::disks::{Disks, OverlayBase, ROOT, RootInfo};
+use super::disks::{self, DiskError, DriveKind};
 use super::event;
 use crate::arch::layout;
 use crate::bus::{Bus, MmioDevice, OverlapError};
-use crate::config::Scratch;
+use crate::config::{Devices, Drive, NetworkDevice};
 use crate::kvm::{Vm, VmError};
+use crate::open_file::OpenFile;
+use crate::state::SavedDevice;
 use crate::subscriber::Subscriber;
 use crate::virtio::{
-    Balloon, Block, Disk, Net, Network, NetworkConfig, NetworkEnd, NewDeviceError, OpenDiskError,
-    OverlayDisk, PageDiscard, RestoreDeviceError, Rng, TransportState, VirtioDevice, VirtioMmio,
-    Vsock, VsockListener,
+    Balloon, Block, Disk, Net, Network, NetworkEnd, NewDeviceError, OpenDiskError, PageDiscard,
+    RateLimit, RateLimiter, RestoreDeviceError, Rng, VirtioDevice, VirtioMmio, Vsock,
+    VsockListener,
 };
 
-/// Name of the writable disk to the guest.
-const OVERLAY: &str = "overlay";
-
-/// The devices' names in error messages, in the order of their windows.
-const NAMES: [&str; 6] = ["root disk", "writable disk", "vsock", "entropy", "balloon", "network"];
-
-/// The guest's vsock address. Every guest has the same address, which only its monitor uses.
-const GUEST_CID: u64 = 3;
+/// The least context id of a guest (`VMADDR_CID_HOST` and below are not a guest's).
+const LEAST_CID: u32 = 3;
 
 /// Why a virtio device was not created or connected.
 #[derive(Debug, Error)]
 pub enum WireError {
     /// A disk cannot be used.
-    #[error(transparent)]
-    Disk(#[from] OpenDiskError),
+    #[error("cannot use drive {id}")]
+    Drive {
+        /// The drive.
+        id: String,
+        /// Why.
+        source: DiskError,
+    },
     /// A device cannot be created.
     #[error(transparent)]
     Device(#[from] NewDeviceError),
-    /// The microVM has disks, and the caller passed no listener for its vsock: a defect of firn.
-    #[error("the microVM has a vsock device, but no listener was passed for it")]
-    NoVsock,
+    /// The guest has more devices than there are interrupts.
+    #[error(
+        "the guest has {0} devices, and there are interrupts for {most}: use fewer drives or \
+         network devices",
+        most = layout::VIRTIO_DEVICES
+    )]
+    TooMany(usize),
+    /// Two devices of one kind have the same id.
+    #[error("two of the guest's {kind} have the same id (they are {ids})")]
+    Twice {
+        /// The kind of device.
+        kind: &'static str,
+        /// All ids.
+        ids: Names,
+    },
+    /// Files were passed for other drives than the guest has.
+    #[error("the guest's drives are {guest}, and the drives that were passed are {passed}")]
+    Drives {
+        /// The guest's.
+        guest: Names,
+        /// Those that were passed.
+        passed: Names,
+    },
+    /// More than one drive is an overlay, of which a snapshot contains one.
+    #[error("the drives {0} are overlays, and a guest has one at most")]
+    Overlays(Names),
+    /// A vsock without a listener, or a listener without a vsock: a defect of the caller.
+    #[error(
+        "the guest's vsock and a listener for it come together (vsock: {guest}, listener: {passed})"
+    )]
+    Listener {
+        /// Whether the guest has a vsock.
+        guest: bool,
+        /// Whether a listener was passed.
+        passed: bool,
+    },
+    /// The guest's context id is not valid.
+    #[error("{0} is not a context id of a guest: use 3 or more")]
+    Cid(u32),
     /// The vsock's sockets cannot be polled.
     #[error("cannot poll the vsock's sockets")]
     Vsock(#[source] io::Error),
-    /// The guest has no network device to connect.
-    #[error("the guest has no network device: boot it with --net, and freeze it again")]
-    NoNetwork,
+    /// The guest has no such network device to connect.
+    #[error(
+        "the guest has no network device {id} (it has {guest}): boot it with --net, and freeze it \
+         again"
+    )]
+    NoNetwork {
+        /// The device that was passed.
+        id: String,
+        /// The guest's.
+        guest: Names,
+    },
     /// The backend of the network device cannot be polled.
     #[error("cannot poll the host's side of the network")]
     Network(#[source] io::Error),
@@ -67,79 +113,167 @@ pub enum WireError {
     EventFd(#[source] io::Error),
 }
 
-/// What decides a guest's devices: it has all, the network only where there is one.
-pub(super) struct Devices {
-    pub(super) disks: Disks,
-    pub(super) network: Option<NetworkConfig>,
+/// Why a device of a running microVM was not changed.
+#[derive(Debug, Error)]
+pub enum UpdateDeviceError {
+    /// The guest has no such device.
+    #[error("the guest has no {kind} {id} (it has {guest})")]
+    Absent {
+        /// The kind of device.
+        kind: &'static str,
+        /// The id that was passed.
+        id: String,
+        /// The guest's.
+        guest: Names,
+    },
+    /// A snapshot contains or names the content of the drive.
+    #[error("the content of drive {0} is part of snapshots and cannot be exchanged")]
+    Content(String),
+    /// The new file is not a disk image.
+    #[error(transparent)]
+    Disk(#[from] OpenDiskError),
+    /// The device was made without a limiter.
+    #[error("{kind} {id} was made without a rate limiter, so its limit cannot be changed")]
+    NoLimiter {
+        /// The kind of device.
+        kind: &'static str,
+        /// The device.
+        id: String,
+    },
 }
 
-/// What the devices use of the host.
+/// The ids of devices, for messages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Names(Vec<String>);
+
+impl Names {
+    fn of<'a>(ids: impl IntoIterator<Item = &'a String>) -> Self {
+        Self(ids.into_iter().cloned().collect())
+    }
+
+    fn sorted(&self) -> Vec<&String> {
+        let mut ids: Vec<_> = self.0.iter().collect();
+        ids.sort();
+        ids
+    }
+
+    /// Fails if an id is there twice.
+    fn unique(self, kind: &'static str) -> Result<Self, WireError> {
+        let twice = self.sorted().windows(2).any(|pair| pair[0] == pair[1]);
+        if twice { Err(WireError::Twice { kind, ids: self }) } else { Ok(self) }
+    }
+}
+
+impl fmt::Display for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_empty() { "none" } else { "" })?;
+        f.write_str(&self.0.join(", "))
+    }
+}
+
+/// The host's side of a guest's devices.
 pub(super) struct Connected {
+    pub(super) drives: Vec<Drive>,
     pub(super) vsock: Option<VsockListener>,
-    pub(super) scratch: Option<Scratch>,
-    pub(super) network: Network,
+    pub(super) entropy_limiter: Option<RateLimiter>,
+    pub(super) networks: Vec<(String, Network)>,
 }
 
-/// The devices of one microVM, none or all of them, in the order of their windows.
+impl Connected {
+    /// Checks that these are sides of the guest's devices.
+    fn check(&self, devices: &Devices) -> Result<(), WireError> {
+        let Devices { drives, vsock, entropy, balloon, networks } = devices;
+        let count = drives.len()
+            + networks.len()
+            + [vsock.is_some(), *entropy, *balloon].into_iter().filter(|has| *has).count();
+        if u32::try_from(count).is_ok_and(|count| count > layout::VIRTIO_DEVICES) {
+            return Err(WireError::TooMany(count));
+        }
+        let guest = Names::of(drives).unique("drives")?;
+        let passed = Names::of(self.drives.iter().map(|drive| &drive.id));
+        if guest.sorted() != passed.sorted() {
+            return Err(WireError::Drives { guest, passed });
+        }
+        let guest = Names::of(networks.iter().map(|device| &device.id));
+        let guest = guest.unique("network devices")?;
+        if let Some((id, _)) = self.networks.iter().find(|(id, _)| !guest.0.contains(id)) {
+            return Err(WireError::NoNetwork { id: id.clone(), guest });
+        }
+        if vsock.is_some() != self.vsock.is_some() {
+            let (guest, passed) = (vsock.is_some(), self.vsock.is_some());
+            return Err(WireError::Listener { guest, passed });
+        }
+        vsock.filter(|cid| *cid < LEAST_CID).map_or(Ok(()), |cid| Err(WireError::Cid(cid)))
+    }
+}
+
+/// The devices of one microVM, in the order of their windows.
 #[derive(Default)]
 pub(super) struct VirtioSet {
-    transports: Vec<Arc<Mutex<VirtioMmio>>>,
-    disks: Option<AttachedDisks>,
+    devices: Vec<Attached>,
+    drives: Vec<AttachedDrive>,
+    networks: Vec<(String, Arc<Mutex<VirtioMmio<Net>>>)>,
     most_sockets: usize,
 }
 
-struct AttachedDisks {
-    root_info: RootInfo,
-    overlay: Arc<Mutex<VirtioMmio<Block>>>,
+struct Attached {
+    id: String,
+    transport: Arc<Mutex<VirtioMmio>>,
+}
+
+struct AttachedDrive {
+    id: String,
+    kind: DriveKind,
+    transport: Arc<Mutex<VirtioMmio<Block>>>,
 }
 
 impl VirtioSet {
     /// Creates every device and connects it: registers to the bus, notifications and interrupt to
-    /// KVM, queues to the event loop.
+    /// KVM, queues to the event loop. `known` are the images that the microVM's snapshot names.
     pub(super) fn wire(
         devices: Devices,
-        connected: Connected,
+        mut connected: Connected,
+        known: &[DiskInfo],
         vm: &Vm,
         bus: &mut Bus,
         events: &mut EventManager<Subscriber>,
     ) -> Result<Self, WireError> {
-        let Devices { disks, network: config } = devices;
-        let Connected { vsock, scratch, network } = connected;
+        connected.check(&devices)?;
+        let Devices { drives, vsock: cid, entropy, balloon, networks } = devices;
         let mut wiring = Wiring { vm, bus, events, set: Self::default() };
-        wiring.add(Block::new(Disk::ReadOnly(disks.root), ROOT))?;
-        let (file, limit) = match scratch {
-            Some(Scratch { file, limit }) => (Some(file), limit),
-            None => (None, u64::MAX),
-        };
-        let overlay = match disks.overlay {
-            OverlayBase::File(base) => OverlayDisk::new(base, file)?,
-            OverlayBase::Extent(content) => OverlayDisk::of_extent(content, file)?,
-        };
-        let overlay = overlay.grown_to(disks.disk_size)?.with_limit(limit);
-        let overlay = wiring.add(Block::new(Disk::Overlay(overlay), OVERLAY))?;
-        let vsock = vsock.ok_or(WireError::NoVsock)?;
-        wiring.add(Vsock::new(GUEST_CID, vsock).map_err(WireError::Vsock)?)?;
-        wiring.add(Rng::new())?;
-        wiring.add(Balloon::new(FreePages(vm.memory.clone())))?;
-        let most_sockets = network.end.as_ref().map_or(0, NetworkEnd::most_sockets);
-        match config {
-            Some(config) => {
-                wiring.add(Net::new(config, network).map_err(WireError::Network)?)?;
+        for id in drives {
+            let passed = connected.drives.iter().position(|drive| drive.id == id);
+            if let Some(passed) = passed {
+                wiring.add_drive(connected.drives.swap_remove(passed), known)?;
             }
-            None if network.end.is_some() || network.metadata.is_some() => {
-                return Err(WireError::NoNetwork);
-            }
-            None => {}
         }
-        let mut set = wiring.set;
-        set.disks = Some(AttachedDisks { root_info: disks.root_info, overlay });
-        set.most_sockets = most_sockets;
-        Ok(set)
+        if let Some((cid, listener)) = cid.zip(connected.vsock) {
+            wiring.add("vsock", Vsock::new(cid, listener).map_err(WireError::Vsock)?)?;
+        }
+        if entropy {
+            wiring.add("entropy", Rng::new(connected.entropy_limiter))?;
+        }
+        if balloon {
+            wiring.add("balloon", Balloon::new(FreePages(vm.memory.clone())))?;
+        }
+        for NetworkDevice { id, config } in networks {
+            let passed = connected.networks.iter().position(|(passed, _)| *passed == id);
+            let network = passed.map(|passed| connected.networks.swap_remove(passed).1);
+            let network = network.unwrap_or_default();
+            wiring.set.most_sockets += network.end.as_ref().map_or(0, NetworkEnd::most_sockets);
+            let device = Net::new(config, network).map_err(WireError::Network)?;
+            let transport = wiring.add(&id, device)?;
+            wiring.set.networks.push((id, transport));
+        }
+        let set = wiring.set;
+        let overlays = set.drives.iter().filter(|drive| matches!(drive.kind, DriveKind::Overlay));
+        let overlays = Names::of(overlays.map(|drive| &drive.id));
+        if overlays.0.len() > 1 { Err(WireError::Overlays(overlays)) } else { Ok(set) }
     }
 
     /// The number of devices.
     pub(super) fn len(&self) -> u32 {
-        u32::try_from(self.transports.len()).unwrap_or(u32::MAX)
+        u32::try_from(self.devices.len()).unwrap_or(u32::MAX)
     }
 
     /// The most sockets of the host that the devices have at once.
@@ -149,63 +283,134 @@ impl VirtioSet {
 
     /// The errors of devices that stopped because the guest violated the virtio specification.
     pub(super) fn errors(&self) -> Vec<String> {
-        let errors = self.transports.iter().zip(NAMES).filter_map(|(transport, name)| {
+        let errors = self.devices.iter().filter_map(|Attached { id, transport }| {
             let transport = transport.lock();
             let error = transport.error()?;
-            Some(format!("the guest's {name} device stopped: {}", error_chain(error)))
+            Some(format!("the guest's device {id} stopped: {}", error_chain(error)))
         });
         errors.collect()
     }
 
-    pub(super) fn save(&self) -> Vec<TransportState> {
-        self.transports.iter().map(|transport| transport.lock().save()).collect()
+    pub(super) fn save(&self) -> Vec<SavedDevice> {
+        let save = |Attached { id, transport }: &Attached| SavedDevice {
+            id: id.clone(),
+            transport: transport.lock().save(),
+        };
+        self.devices.iter().map(save).collect()
     }
 
-    /// Restores the state of an equal set, and serves the requests in flight.
-    pub(super) fn restore(&self, states: &[TransportState]) -> Result<(), RestoreDeviceError> {
-        if states.len() != self.transports.len() {
+    /// Restores the state of a set that was made of these devices, and serves the requests in
+    /// flight.
+    pub(super) fn restore(&self, states: &[SavedDevice]) -> Result<(), RestoreDeviceError> {
+        if states.len() != self.devices.len() {
             return Err(RestoreDeviceError::DeviceCount {
-                offered: self.transports.len(),
+                offered: self.devices.len(),
                 saved: states.len(),
             });
         }
-        for (transport, state) in self.transports.iter().zip(states) {
-            transport.lock().restore(state)?;
+        for (Attached { id, transport }, state) in self.devices.iter().zip(states) {
+            if *id != state.id {
+                let (offered, saved) = (id.clone(), state.id.clone());
+                return Err(RestoreDeviceError::OtherId { offered, saved });
+            }
+            transport.lock().restore(&state.transport)?;
         }
-        for transport in &self.transports {
+        for Attached { transport, .. } in &self.devices {
             transport.lock().kick_all();
         }
         Ok(())
     }
 
-    /// The disks that are outside a snapshot, as its manifest describes them.
-    pub(super) fn read_only_disks(&self) -> Result<Vec<DiskInfo>, firn_snapshot::DiskError> {
-        self.disks.iter().map(|disks| disks.root_info.describe()).collect()
+    /// Exchanges the file of a drive.
+    pub(super) fn replace_drive(&self, id: &str, file: OpenFile) -> Result<(), UpdateDeviceError> {
+        let drive = self.drive(id)?;
+        let DriveKind::File { read_only, cache } = drive.kind else {
+            return Err(UpdateDeviceError::Content(id.to_owned()));
+        };
+        let disk = disks::open_file(file, read_only, cache)?;
+        drive.transport.lock().configure(|device| device.replace(disk));
+        Ok(())
     }
 
-    /// Size of the writable disk, bytes; 0 if there is none.
+    /// Changes the limit of a drive.
+    pub(super) fn limit_drive(&self, id: &str, limit: RateLimit) -> Result<(), UpdateDeviceError> {
+        let has_one = self.drive(id)?.transport.lock().device_mut().set_limit(limit);
+        if has_one { Ok(()) } else { Err(no_limiter("drive", id)) }
+    }
+
+    /// Changes limits of a network device: of frames to the guest, and of frames from it.
+    pub(super) fn limit_network(
+        &self,
+        id: &str,
+        to_guest: Option<RateLimit>,
+        from_guest: Option<RateLimit>,
+    ) -> Result<(), UpdateDeviceError> {
+        let found = self.networks.iter().find(|(found, _)| found == id);
+        let (_, transport) = found.ok_or_else(|| UpdateDeviceError::Absent {
+            kind: "network device",
+            id: id.to_owned(),
+            guest: Names::of(self.networks.iter().map(|(id, _)| id)),
+        })?;
+        let has_them = transport.lock().device_mut().set_limits(to_guest, from_guest);
+        if has_them { Ok(()) } else { Err(no_limiter("network device", id)) }
+    }
+
+    fn drive(&self, id: &str) -> Result<&AttachedDrive, UpdateDeviceError> {
+        let found = self.drives.iter().find(|drive| drive.id == id);
+        found.ok_or_else(|| UpdateDeviceError::Absent {
+            kind: "drive",
+            id: id.to_owned(),
+            guest: Names::of(self.drives.iter().map(|drive| &drive.id)),
+        })
+    }
+
+    /// Makes what the guest has written to the caller's files survive the host, as a snapshot does
+    /// that relies on it. An error comes with the drive's id.
+    pub(super) fn sync_drives(&self) -> Result<(), (String, io::Error)> {
+        self.drives.iter().try_for_each(|drive| match drive.transport.lock().device().disk() {
+            Disk::Writable(disk) => disk.sync().map_err(|error| (drive.id.clone(), error)),
+            Disk::ReadOnly(_) | Disk::Overlay(_) => Ok(()),
+        })
+    }
+
+    /// The disks that are outside a snapshot, as its manifest describes them.
+    pub(super) fn described_disks(&self) -> Result<Vec<DiskInfo>, firn_snapshot::DiskError> {
+        let described = self.drives.iter().map(|drive| drive.kind.describe(&drive.id));
+        described.filter_map(Result::transpose).collect()
+    }
+
+    /// Size of the largest disk that the guest writes, bytes; 0 if there is none.
     pub(super) fn written_disk_size(&self) -> u64 {
-        self.disks.as_ref().map_or(0, |disks| disks.overlay.lock().device().disk().size())
+        let sizes = self.drives.iter().map(|drive| match drive.transport.lock().device().disk() {
+            Disk::ReadOnly(_) => 0,
+            written => written.size(),
+        });
+        sizes.max().unwrap_or(0)
     }
 
     /// The most memory that what the guest writes to its disk can take, bytes.
     pub(super) fn written_disk_memory(&self) -> u64 {
-        let Some(disks) = &self.disks else { return 0 };
-        match disks.overlay.lock().device().disk() {
+        let sizes = self.drives.iter().map(|drive| match drive.transport.lock().device().disk() {
             Disk::Overlay(disk) => disk.memory(),
-            Disk::ReadOnly(_) => 0,
-        }
+            Disk::ReadOnly(_) | Disk::Writable(_) => 0,
+        });
+        sizes.sum()
     }
 
-    /// Passes the writable disk's content, as the guest sees it, to `read`; `None` if there is no
-    /// such disk.
+    /// Passes the overlay's content, as the guest sees it, to `read`; `None` if there is no such
+    /// disk.
     pub(super) fn with_overlay<T>(&self, read: impl FnOnce(Option<&mut dyn DiskSource>) -> T) -> T {
-        let Some(disks) = &self.disks else { return read(None) };
-        match disks.overlay.lock().device().disk() {
+        let overlay = self.drives.iter().find(|drive| matches!(drive.kind, DriveKind::Overlay));
+        let Some(overlay) = overlay else { return read(None) };
+        match overlay.transport.lock().device().disk() {
             Disk::Overlay(disk) => read(Some(&mut disk.content())),
-            Disk::ReadOnly(_) => read(None),
+            Disk::ReadOnly(_) | Disk::Writable(_) => read(None),
         }
     }
+}
+
+fn no_limiter(kind: &'static str, id: &str) -> UpdateDeviceError {
+    UpdateDeviceError::NoLimiter { kind, id: id.to_owned() }
 }
 
 struct Wiring<'a> {
@@ -216,8 +421,18 @@ struct Wiring<'a> {
 }
 
 impl Wiring<'_> {
+    fn add_drive(&mut self, drive: Drive, known: &[DiskInfo]) -> Result<(), WireError> {
+        let Drive { id, disk, limiter } = drive;
+        let opened = disks::open(disk, &id, known);
+        let (disk, kind) = opened.map_err(|source| WireError::Drive { id: id.clone(), source })?;
+        let transport = self.add(&id, Block::new(disk, &id).with_limiter(limiter))?;
+        self.set.drives.push(AttachedDrive { id, kind, transport });
+        Ok(())
+    }
+
     fn add<D: VirtioDevice + 'static>(
         &mut self,
+        id: &str,
         device: D,
     ) -> Result<Arc<Mutex<VirtioMmio<D>>>, WireError> {
         let index = self.set.len();
@@ -232,7 +447,7 @@ impl Wiring<'_> {
         let transport = Arc::new(Mutex::new(transport));
         self.bus.add(window, u64::from(layout::VIRTIO_MMIO_LEN), transport.clone())?;
         self.events.add_subscriber(Subscriber::new(transport.clone()));
-        self.set.transports.push(transport.clone());
+        self.set.devices.push(Attached { id: id.to_owned(), transport: transport.clone() });
         Ok(transport)
     }
 }

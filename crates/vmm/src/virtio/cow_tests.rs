@@ -34,7 +34,7 @@ fn bytes<const N: usize>(guest: &Guest<impl VirtioDevice + 'static>, address: u6
 #[test]
 fn random_bytes_are_written_across_two_chunks() {
     let sealed = sealed();
-    let mut guest = started(Rng::new(), &sealed);
+    let mut guest = started(Rng::new(None), &sealed);
     guest.add_raw(0, &[(BORDER - 32, 64, WRITE)]);
     guest.kick(0);
     assert!(guest.used(0).is_some());

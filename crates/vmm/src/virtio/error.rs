@@ -59,6 +59,14 @@ pub enum RestoreDeviceError {
         /// Devices in the state.
         saved: usize,
     },
+    /// A device has another id.
+    #[error("the microVM has device {offered} where its saved state has {saved}")]
+    OtherId {
+        /// Id of the microVM's device.
+        offered: String,
+        /// Id in the state.
+        saved: String,
+    },
     /// The number of queues differs.
     #[error("the device has {offered} queues, and its saved state has {saved}")]
     QueueCount {

@@ -1,6 +1,7 @@
 //! Guests that write arbitrary data to the queues of every device.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use proptest::prelude::*;
 use rustix::event::epoll::EventFlags;
@@ -12,8 +13,9 @@ use firn_memory::GuestView;
 
 use super::testing::{Guest, HIGH, HIGH_LEN};
 use super::{
-    Balloon, Block, Disk, Metadata, Net, Network, NetworkBackend, NetworkConfig, OverlayDisk,
-    PageDiscard, ReadOnlyDisk, Rng, Traffic, VirtioDevice, Vsock, VsockBroker, VsockListener,
+    Balloon, Block, Disk, DiskCache, Metadata, Net, Network, NetworkBackend, NetworkConfig,
+    OverlayDisk, PageDiscard, RateLimit, RateLimiter, ReadOnlyDisk, Rng, TokenBucket, Traffic,
+    VirtioDevice, Vsock, VsockBroker, VsockListener, WritableDisk,
 };
 use crate::open_file::OpenFile;
 
@@ -217,8 +219,24 @@ proptest! {
     }
 
     #[test]
+    fn a_written_disk_withstands_attacks(attacks in attacks()) {
+        let dir = TempDir::new().unwrap();
+        drop(disk(&dir));
+        let path = dir.path().join("disk");
+        let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+        let open = OpenFile { file, path: path.clone() };
+        let written = WritableDisk::new(open, DiskCache::Writeback).unwrap();
+        let limit = TokenBucket { size: 8, burst: 8, refill: Duration::from_millis(1) };
+        let limit = RateLimit { bytes: None, operations: Some(limit) };
+        let limiter = Some(RateLimiter::new(limit).unwrap());
+        let block = Block::new(Disk::Writable(written), "disk").with_limiter(limiter);
+        withstand(block, attacks);
+        prop_assert_eq!(std::fs::metadata(path).unwrap().len(), 64 << 10);
+    }
+
+    #[test]
     fn a_random_number_generator_withstands_attacks(attacks in attacks()) {
-        withstand(Rng::new(), attacks);
+        withstand(Rng::new(None), attacks);
     }
 
     #[test]

@@ -10,16 +10,16 @@ use virtio_bindings::virtio_config::{
     VIRTIO_F_VERSION_1,
 };
 use virtio_bindings::virtio_mmio::{
-    VIRTIO_MMIO_CONFIG, VIRTIO_MMIO_DEVICE_FEATURES, VIRTIO_MMIO_DEVICE_FEATURES_SEL,
-    VIRTIO_MMIO_DEVICE_ID, VIRTIO_MMIO_DRIVER_FEATURES, VIRTIO_MMIO_DRIVER_FEATURES_SEL,
-    VIRTIO_MMIO_INT_CONFIG, VIRTIO_MMIO_INT_VRING, VIRTIO_MMIO_INTERRUPT_ACK,
-    VIRTIO_MMIO_INTERRUPT_STATUS, VIRTIO_MMIO_MAGIC_VALUE, VIRTIO_MMIO_QUEUE_AVAIL_HIGH,
-    VIRTIO_MMIO_QUEUE_AVAIL_LOW, VIRTIO_MMIO_QUEUE_DESC_HIGH, VIRTIO_MMIO_QUEUE_DESC_LOW,
-    VIRTIO_MMIO_QUEUE_NOTIFY, VIRTIO_MMIO_QUEUE_NUM, VIRTIO_MMIO_QUEUE_NUM_MAX,
-    VIRTIO_MMIO_QUEUE_READY, VIRTIO_MMIO_QUEUE_SEL, VIRTIO_MMIO_QUEUE_USED_HIGH,
-    VIRTIO_MMIO_QUEUE_USED_LOW, VIRTIO_MMIO_SHM_BASE_HIGH, VIRTIO_MMIO_SHM_BASE_LOW,
-    VIRTIO_MMIO_SHM_LEN_HIGH, VIRTIO_MMIO_SHM_LEN_LOW, VIRTIO_MMIO_STATUS, VIRTIO_MMIO_VENDOR_ID,
-    VIRTIO_MMIO_VERSION,
+    VIRTIO_MMIO_CONFIG, VIRTIO_MMIO_CONFIG_GENERATION, VIRTIO_MMIO_DEVICE_FEATURES,
+    VIRTIO_MMIO_DEVICE_FEATURES_SEL, VIRTIO_MMIO_DEVICE_ID, VIRTIO_MMIO_DRIVER_FEATURES,
+    VIRTIO_MMIO_DRIVER_FEATURES_SEL, VIRTIO_MMIO_INT_CONFIG, VIRTIO_MMIO_INT_VRING,
+    VIRTIO_MMIO_INTERRUPT_ACK, VIRTIO_MMIO_INTERRUPT_STATUS, VIRTIO_MMIO_MAGIC_VALUE,
+    VIRTIO_MMIO_QUEUE_AVAIL_HIGH, VIRTIO_MMIO_QUEUE_AVAIL_LOW, VIRTIO_MMIO_QUEUE_DESC_HIGH,
+    VIRTIO_MMIO_QUEUE_DESC_LOW, VIRTIO_MMIO_QUEUE_NOTIFY, VIRTIO_MMIO_QUEUE_NUM,
+    VIRTIO_MMIO_QUEUE_NUM_MAX, VIRTIO_MMIO_QUEUE_READY, VIRTIO_MMIO_QUEUE_SEL,
+    VIRTIO_MMIO_QUEUE_USED_HIGH, VIRTIO_MMIO_QUEUE_USED_LOW, VIRTIO_MMIO_SHM_BASE_HIGH,
+    VIRTIO_MMIO_SHM_BASE_LOW, VIRTIO_MMIO_SHM_LEN_HIGH, VIRTIO_MMIO_SHM_LEN_LOW,
+    VIRTIO_MMIO_STATUS, VIRTIO_MMIO_VENDOR_ID, VIRTIO_MMIO_VERSION,
 };
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use virtio_queue::QueueT;
@@ -99,6 +99,8 @@ pub(crate) struct VirtioMmio<D: VirtioDevice + ?Sized = dyn VirtioDevice> {
     device_features_sel: u32,
     driver_features_sel: u32,
     queue_sel: u32,
+    /// Counts the device's changes of its configuration space, modulo 2^32.
+    config_generation: u32,
     error: Option<DeviceError>,
     device: D,
 }
@@ -134,6 +136,7 @@ impl<D: VirtioDevice> VirtioMmio<D> {
             device_features_sel: 0,
             driver_features_sel: 0,
             queue_sel: 0,
+            config_generation: 0,
             error: None,
             device,
         })
@@ -154,6 +157,18 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
     #[must_use]
     pub(crate) fn device(&self) -> &D {
         &self.device
+    }
+
+    /// Changes the device in a way that its configuration space does not show.
+    pub(crate) fn device_mut(&mut self) -> &mut D {
+        &mut self.device
+    }
+
+    /// Changes the device and its configuration space, and interrupts its driver (4.2.3.4).
+    pub(crate) fn configure(&mut self, change: impl FnOnce(&mut D)) {
+        change(&mut self.device);
+        self.config_generation = self.config_generation.wrapping_add(1);
+        self.notify_of_configuration();
     }
 
     /// Why the device stopped, if it did. A reset by the driver clears it.
@@ -206,6 +221,7 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
             device_features_sel: self.device_features_sel,
             driver_features_sel: self.driver_features_sel,
             queue_sel: self.queue_sel,
+            config_generation: self.config_generation,
             queues: self.queues.iter().map(VirtQueue::save).collect(),
             device: self.device.save(),
         }
@@ -243,6 +259,7 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
         self.device_features_sel = state.device_features_sel;
         self.driver_features_sel = state.driver_features_sel;
         self.queue_sel = state.queue_sel;
+        self.config_generation = state.config_generation;
         for (index, (queue, saved)) in (0..).zip(self.queues.iter_mut().zip(&state.queues)) {
             queue.restore(*saved)?;
             if works && !queue.enable(saved.event_idx, &self.mem) {
@@ -275,8 +292,8 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
             | VIRTIO_MMIO_SHM_LEN_HIGH
             | VIRTIO_MMIO_SHM_BASE_LOW
             | VIRTIO_MMIO_SHM_BASE_HIGH => u32::MAX,
-            // Write-only registers, those of legacy devices, and the configuration's generation:
-            // only the driver changes the configuration.
+            VIRTIO_MMIO_CONFIG_GENERATION => self.config_generation,
+            // Write-only registers, and those of legacy devices.
             _ => 0,
         }
     }
@@ -425,6 +442,10 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
         self.device.reset();
         self.error = Some(error);
         self.status |= VIRTIO_CONFIG_S_NEEDS_RESET;
+        self.notify_of_configuration();
+    }
+
+    fn notify_of_configuration(&mut self) {
         if self.status & VIRTIO_CONFIG_S_DRIVER_OK != 0 {
             self.interrupt_status |= VIRTIO_MMIO_INT_CONFIG;
             self.signal();

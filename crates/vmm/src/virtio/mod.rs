@@ -26,8 +26,8 @@ mod testing;
 mod vsock;
 
 pub(crate) use balloon::{Balloon, PageDiscard};
-pub(crate) use block::{Block, Disk, OpenDiskError, OverlayDisk, ReadOnlyDisk};
-pub use block::{is_in_memory, scratch_file};
+pub(crate) use block::{Block, Disk, OverlayDisk, ReadOnlyDisk, WritableDisk};
+pub use block::{DiskCache, OpenDiskError, is_in_memory, scratch_file};
 pub(crate) use device::VirtioDevice;
 pub(crate) use error::RestoreDeviceError;
 pub(crate) use mmio::{NewDeviceError, VirtioMmio};
@@ -35,10 +35,10 @@ pub(crate) use net::Net;
 pub use net::{Metadata, Network, NetworkConfig, NetworkEnd, OpenTapError, open_tap};
 #[cfg(test)]
 pub(crate) use net::{NetworkBackend, Traffic};
-pub use rate_limiter::{RateLimit, RateLimiter};
+pub use rate_limiter::{RateLimit, RateLimiter, TokenBucket};
 pub(crate) use rng::Rng;
-#[cfg(test)]
-pub(crate) use state::{BalloonState, BlockState, VsockState};
-pub(crate) use state::{DeviceState, NetState, QueueRegisters, TransportState};
+pub(crate) use state::{
+    BalloonState, BlockState, DeviceState, NetState, QueueRegisters, TransportState, VsockState,
+};
 pub(crate) use vsock::Vsock;
 pub use vsock::{BindVsockError, VsockBroker, VsockConnector, VsockListener};

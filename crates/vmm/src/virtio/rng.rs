@@ -1,10 +1,14 @@
 //! Entropy device (virtio 1.2, 5.4).
 
+use std::os::fd::{AsFd, BorrowedFd};
+
+use firn_base::num::u64_of;
 use rustix::rand::{GetRandomFlags, getrandom};
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 
 use super::device::{DeviceContext, VirtioDevice};
 use super::error::{DeviceError, RestoreDeviceError};
+use super::rate_limiter::RateLimiter;
 use super::state::DeviceState;
 
 const QUEUE_SIZE: u16 = 64;
@@ -15,13 +19,15 @@ const MAX_BYTES: usize = 4096;
 /// Random bytes of the host for the guest. They never come from a snapshot: a request that is
 /// pending at a freeze gets new bytes after each thaw.
 #[derive(Debug, Default)]
-pub(crate) struct Rng {}
+pub(crate) struct Rng {
+    limiter: Option<RateLimiter>,
+}
 
 impl Rng {
-    /// A device.
+    /// A device, whose requests and their bytes can be limited.
     #[must_use]
-    pub(crate) fn new() -> Self {
-        Self::default()
+    pub(crate) fn new(limiter: Option<RateLimiter>) -> Self {
+        Self { limiter }
     }
 }
 
@@ -49,7 +55,9 @@ impl VirtioDevice for Rng {
     ) -> Result<(), DeviceError> {
         let Some(queue) = context.queues.get_mut(index) else { return Ok(()) };
         let mut random = [0; MAX_BYTES];
-        while let Some(chain) = queue.pop(context.mem)? {
+        while self.limiter.as_mut().is_none_or(RateLimiter::allows)
+            && let Some(chain) = queue.pop(context.mem)?
+        {
             let wanted = chain.writable.len().min(MAX_BYTES);
             // A signal may shorten requests of more than 256 bytes.
             let got = getrandom(&mut random[..wanted], GetRandomFlags::empty())
@@ -58,9 +66,19 @@ impl VirtioDevice for Rng {
                 .writable
                 .write_at(context.mem, 0, &random[..got])
                 .map_err(|fault| queue.chain_error(fault))?;
+            self.limiter.iter_mut().for_each(|limiter| limiter.take(u64_of(got)));
             queue.push_used(context.mem, &chain, got)?;
         }
         Ok(())
+    }
+
+    fn event_source(&self) -> Option<BorrowedFd<'_>> {
+        self.limiter.as_ref().map(AsFd::as_fd)
+    }
+
+    fn process_event(&mut self, context: &mut DeviceContext<'_>) -> Result<(), DeviceError> {
+        self.limiter.iter().for_each(RateLimiter::acknowledge);
+        self.process_queue(0, context)
     }
 
     fn reset(&mut self) {}

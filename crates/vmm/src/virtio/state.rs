@@ -23,6 +23,8 @@ pub(crate) struct TransportState {
     pub(crate) driver_features_sel: u32,
     /// The selected queue.
     pub(crate) queue_sel: u32,
+    /// The generation of the configuration space.
+    pub(crate) config_generation: u32,
     /// The queues, by index.
     pub(crate) queues: Vec<QueueRegisters>,
     /// State of this kind of device.
@@ -67,8 +69,21 @@ pub(crate) enum DeviceState {
     Balloon(BalloonState),
     /// Of a [`Vsock`](super::Vsock).
     Vsock(VsockState),
-    /// Of a [`Net`](super::Net). Only machine state of version 2 has one.
+    /// Of a [`Net`](super::Net).
     Net(NetState),
+}
+
+impl DeviceState {
+    /// The kind of device, for messages, and as the id of a device of which a guest has one.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Block(_) => "drive",
+            Self::Rng => "entropy",
+            Self::Balloon(_) => "balloon",
+            Self::Vsock(_) => "vsock",
+            Self::Net(_) => "network",
+        }
+    }
 }
 
 /// The network device.
@@ -89,6 +104,8 @@ pub(crate) struct NetState {
 /// Any change here requires a new version of the machine state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct VsockState {
+    /// The guest's context id.
+    pub(crate) cid: u32,
     /// The host's port of the next connection from the host.
     pub(crate) next_port: u32,
 }

@@ -11,8 +11,8 @@ use firn_memory::{Sources, execute};
 use firn_player::format::{PAGE, boot};
 use firn_snapshot::{Destination, FreezeRequest, Snapshot};
 use firn_vmm::{
-    BootConfig, Console, End, FrozenMachine, HostConfig, KVM_DEVICE, Microvm, OpenFile, OpenKvm,
-    VsockListener, open_root_disk,
+    BootConfig, DEFAULT_CMDLINE, Devices, Drive, End, FrozenMachine, HostConfig, KVM_DEVICE,
+    Microvm, OpenFile, OpenKvm, OverlayBase, VsockListener, open_root_disk,
 };
 use uuid::Uuid;
 
@@ -20,14 +20,12 @@ use super::{another_trace, some_trace};
 use crate::player::{Leaves, PlayerElfError, PlayerInputs, PlayerOptions, elf};
 use crate::traces::{NamedTrace, load};
 
-fn host(dir: &Path) -> HostConfig {
+fn host(dir: &Path, root: OpenFile, base: OverlayBase) -> HostConfig {
     HostConfig {
+        drives: Drive::of_firn(root, base, 0, None),
         vsock: Some(VsockListener::bind(&dir.join("vsock.sock")).unwrap()),
-        scratch: None,
-        network: firn_vmm::Network::default(),
-        console: Console::default(),
         generation: Some(Uuid::new_v4()),
-        windows: Vec::new(),
+        ..HostConfig::default()
     }
 }
 
@@ -45,16 +43,15 @@ fn boot_elf(trace: &NamedTrace, dir: &Path) -> Microvm {
     };
     let config = BootConfig {
         kernel: file("player.elf", &player.bytes),
-        initramfs: file("initramfs", b""),
-        cmdline: None,
+        initramfs: None,
+        cmdline: DEFAULT_CMDLINE.to_owned(),
+        device_arguments: false,
+        legacy_devices: false,
         vcpus: 1,
         cpu: None,
         memory: player.memory.next_multiple_of(1 << 20),
-        root: file("root", &[0; 4096]),
-        overlay: file("overlay", &[0; 4096]),
-        disk_size: 0,
-        network: None,
-        host: host(dir),
+        devices: Devices::of_firn(None),
+        host: host(dir, file("root", &[0; 4096]), OverlayBase::File(file("overlay", &[0; 4096]))),
     };
     Microvm::boot(config, OpenKvm::open(KVM_DEVICE.as_ref()).unwrap()).unwrap()
 }
@@ -93,11 +90,11 @@ fn until(microvm: &mut Microvm, word: &str) -> String {
 fn thaw(snapshot: &Snapshot, dir: &Path) -> Microvm {
     let plan = planners::plan(snapshot, None, &*parse("firecracker").unwrap()).unwrap();
     let executed = execute(&plan, &Sources::of(snapshot, None).unwrap()).unwrap();
-    let host = host(dir);
     let frozen =
         FrozenMachine::open_on(snapshot, OpenKvm::open(KVM_DEVICE.as_ref()).unwrap()).unwrap();
-    let root = open_root_disk(snapshot.manifest(), None).unwrap();
-    Microvm::restore(frozen, executed.memory, host, root).unwrap().0
+    let root = open_root_disk(snapshot.manifest(), None).unwrap().unwrap();
+    let host = host(dir, root, OverlayBase::of_snapshot(snapshot).unwrap().unwrap());
+    Microvm::restore(frozen, executed.memory, host).unwrap().0
 }
 
 fn replayed(microvm: &mut Microvm) -> String {

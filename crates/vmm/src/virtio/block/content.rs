@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use firn_base::num::u64_of;
 use firn_snapshot::DiskSource;
 
-use super::disk::{OverlayDisk, Place};
+use super::overlay::{OverlayDisk, Place};
 
 /// The content of an [`OverlayDisk`] with its holes. The guest must be paused.
 #[derive(Debug)]

@@ -2,7 +2,10 @@
 
 mod content;
 mod disk;
+mod overlay;
 mod request;
+
+use std::os::fd::{AsFd, BorrowedFd};
 
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO,
@@ -12,10 +15,13 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 
 use super::device::{DeviceContext, VirtioDevice};
 use super::error::{DeviceError, RestoreDeviceError};
+use super::rate_limiter::{RateLimit, RateLimiter};
 use super::state::{BlockState, DeviceState};
 
-pub(crate) use disk::{Disk, OpenDiskError, OverlayDisk, ReadOnlyDisk};
-pub use disk::{is_in_memory, scratch_file};
+pub(crate) use disk::{Disk, ReadOnlyDisk, WritableDisk};
+pub use disk::{DiskCache, OpenDiskError};
+pub(crate) use overlay::OverlayDisk;
+pub use overlay::{is_in_memory, scratch_file};
 pub(crate) use request::DiskCounters;
 
 /// Bytes of a sector, the unit of virtio-blk, independent of the disk's own.
@@ -36,6 +42,7 @@ const MAX_ZERO_SEGMENTS: u32 = 16;
 pub(crate) struct Block {
     disk: Disk,
     serial: [u8; SERIAL_LEN],
+    limiter: Option<RateLimiter>,
     counters: DiskCounters,
 }
 
@@ -47,13 +54,29 @@ impl Block {
         for (to, from) in padded.iter_mut().zip(serial.bytes()) {
             *to = from;
         }
-        Self { disk, serial: padded, counters: DiskCounters::default() }
+        Self { disk, serial: padded, limiter: None, counters: DiskCounters::default() }
+    }
+
+    /// Limits its requests, and the bytes that they read and write.
+    #[must_use]
+    pub(crate) fn with_limiter(self, limiter: Option<RateLimiter>) -> Self {
+        Self { limiter, ..self }
     }
 
     /// The disk.
     #[must_use]
     pub(crate) fn disk(&self) -> &Disk {
         &self.disk
+    }
+
+    /// Exchanges the disk for one with the same features.
+    pub(crate) fn replace(&mut self, disk: Disk) {
+        self.disk = disk;
+    }
+
+    /// Changes the limit of a device that has a limiter; returns whether it has one.
+    pub(crate) fn set_limit(&mut self, limit: RateLimit) -> bool {
+        self.limiter.as_mut().map(|limiter| limiter.set(limit)).is_some()
     }
 
     /// The requests so far.
@@ -81,14 +104,15 @@ impl VirtioDevice for Block {
     }
 
     fn features(&self) -> u64 {
-        let common =
-            1 << VIRTIO_BLK_F_SEG_MAX | 1 << VIRTIO_BLK_F_BLK_SIZE | 1 << VIRTIO_BLK_F_FLUSH;
-        common
-            | if self.disk.is_read_only() {
-                1 << VIRTIO_BLK_F_RO
-            } else {
-                1 << VIRTIO_BLK_F_DISCARD | 1 << VIRTIO_BLK_F_WRITE_ZEROES
-            }
+        let zeroing = 1 << VIRTIO_BLK_F_DISCARD | 1 << VIRTIO_BLK_F_WRITE_ZEROES;
+        [
+            (true, 1 << VIRTIO_BLK_F_SEG_MAX | 1 << VIRTIO_BLK_F_BLK_SIZE),
+            (self.disk.is_read_only(), 1 << VIRTIO_BLK_F_RO),
+            (self.disk.can_be_flushed(), 1 << VIRTIO_BLK_F_FLUSH),
+            (self.disk.can_be_zeroed(), zeroing),
+        ]
+        .into_iter()
+        .fold(0, |features, (offered, bits)| if offered { features | bits } else { features })
     }
 
     fn queue_sizes(&self) -> &[u16] {
@@ -104,7 +128,7 @@ impl VirtioDevice for Block {
         put(0, &self.sectors().to_le_bytes());
         put(12, &SEG_MAX.to_le_bytes());
         put(20, &512_u32.to_le_bytes());
-        if !self.disk.is_read_only() {
+        if self.disk.can_be_zeroed() {
             let cluster_sectors = 8_u32;
             put(36, &MAX_ZERO_SECTORS.to_le_bytes());
             put(40, &MAX_ZERO_SEGMENTS.to_le_bytes());
@@ -123,14 +147,27 @@ impl VirtioDevice for Block {
         context: &mut DeviceContext<'_>,
     ) -> Result<(), DeviceError> {
         let Some(queue) = context.queues.get_mut(index) else { return Ok(()) };
-        while let Some(chain) = queue.pop(context.mem)? {
-            let Self { disk, serial, counters } = self;
+        let Self { disk, serial, limiter, counters } = self;
+        while limiter.as_mut().is_none_or(RateLimiter::allows)
+            && let Some(chain) = queue.pop(context.mem)?
+        {
+            let before = *counters;
             request::serve(disk, serial, counters, context.mem, &chain)
                 .map_err(|fault| queue.chain_error(fault))?;
+            limiter.iter_mut().for_each(|limiter| limiter.take(counters.bytes_since(&before)));
             // The full length even after an error, as QEMU does: the status is at the end.
             queue.push_used(context.mem, &chain, chain.writable.len())?;
         }
         Ok(())
+    }
+
+    fn event_source(&self) -> Option<BorrowedFd<'_>> {
+        self.limiter.as_ref().map(AsFd::as_fd)
+    }
+
+    fn process_event(&mut self, context: &mut DeviceContext<'_>) -> Result<(), DeviceError> {
+        self.limiter.iter().for_each(RateLimiter::acknowledge);
+        self.process_queue(0, context)
     }
 
     fn reset(&mut self) {}
@@ -157,5 +194,7 @@ impl VirtioDevice for Block {
     }
 }
 
+#[cfg(test)]
+mod durability_tests;
 #[cfg(test)]
 mod tests;

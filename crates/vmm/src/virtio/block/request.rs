@@ -34,6 +34,13 @@ pub(crate) struct DiskCounters {
     pub(crate) errors: u64,
 }
 
+impl DiskCounters {
+    /// Bytes read and written since `before`.
+    pub(super) fn bytes_since(&self, before: &Self) -> u64 {
+        self.bytes_read - before.bytes_read + (self.bytes_written - before.bytes_written)
+    }
+}
+
 /// Why a request fails. The guest sees only the status byte.
 enum Refusal {
     Unsupported,
@@ -86,9 +93,9 @@ pub(super) fn serve(
             counters.writes += 1;
             counters.bytes_written += bytes;
         }),
-        // Nothing to do: writes exist only as long as the monitor, and a freeze stores and syncs
-        // them.
-        VIRTIO_BLK_T_FLUSH => Ok(()),
+        VIRTIO_BLK_T_FLUSH if request.disk.can_be_flushed() => {
+            request.disk.flush().map_err(Refusal::from)
+        }
         VIRTIO_BLK_T_GET_ID => request.identify(serial),
         VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => request.zero(kind),
         _ => Err(Refusal::Unsupported),
@@ -141,7 +148,7 @@ impl Request<'_> {
 
     /// Discard and write zeroes: both leave zeros (5.2.6.2).
     fn zero(&mut self, kind: u32) -> Result<(), Refusal> {
-        if self.disk.is_read_only() {
+        if !self.disk.can_be_zeroed() {
             return Err(Refusal::Unsupported);
         }
         let len = self.chain.readable.len() - HEADER_LEN;

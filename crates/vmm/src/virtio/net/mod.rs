@@ -26,7 +26,7 @@ use super::chain::{Chain, ChainFault};
 use super::device::{DeviceContext, VirtioDevice};
 use super::error::{DeviceError, RestoreDeviceError};
 use super::queue::VirtQueue;
-use super::rate_limiter::RateLimiter;
+use super::rate_limiter::{RateLimit, RateLimiter};
 use super::state::{DeviceState, NetState};
 
 pub(crate) use backend::NetworkBackend;
@@ -189,6 +189,19 @@ impl Net {
         }
         let (negotiated, counters, burst) = (None, NetworkCounters::default(), Vec::new());
         Ok(Self { config, backend, to_guest, from_guest, epoll, negotiated, counters, burst })
+    }
+
+    /// Changes the limits of frames to and from the guest, of a device that has limiters; returns
+    /// whether it has those that are to be changed.
+    pub(crate) fn set_limits(&mut self, to: Option<RateLimit>, from: Option<RateLimit>) -> bool {
+        let mut pairs = [(&mut self.to_guest, to), (&mut self.from_guest, from)];
+        if pairs.iter().any(|(limiter, limit)| limiter.is_none() && limit.is_some()) {
+            return false;
+        }
+        for (limiter, limit) in &mut pairs {
+            limiter.iter_mut().zip(*limit).for_each(|(limiter, limit)| limiter.set(limit));
+        }
+        true
     }
 
     /// What has happened since the monitor started.

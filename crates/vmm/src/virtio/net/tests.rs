@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::super::testing::{Guest, NEEDS_RESET, STATUS};
-use super::super::{RateLimit, RestoreDeviceError};
+use super::super::{RateLimit, RestoreDeviceError, TokenBucket};
 use super::backend::Traffic;
 use super::*;
 
@@ -215,7 +215,7 @@ fn a_frame_that_is_too_large_is_dropped() {
 #[test]
 fn frames_beyond_the_limit_wait_for_the_timer() {
     let wire = Wire::new();
-    let limit = Some(RateLimit { bytes: None, operations: Some(50) });
+    let limit = Some(RateLimit { bytes: None, operations: Some(TokenBucket::per_second(50)) });
     let mut guest = Guest::started(wire.limited(limit, limit));
     for number in 0..60_u8 {
         guest.add(0, &[], &[2048]);

@@ -43,7 +43,7 @@ const TRANSPORT_RESET: [u8; 4] = [0; 4];
 /// connection, because the guest would end it too.
 #[derive(Debug)]
 pub(crate) struct Vsock {
-    guest_cid: u64,
+    guest_cid: u32,
     muxer: Muxer,
     transport_reset: TransportReset,
 }
@@ -65,8 +65,8 @@ impl Vsock {
     ///
     /// # Errors
     /// The epoll descriptor cannot be created.
-    pub(crate) fn new(guest_cid: u64, listener: VsockListener) -> io::Result<Self> {
-        let muxer = Muxer::new(guest_cid, listener)?;
+    pub(crate) fn new(guest_cid: u32, listener: VsockListener) -> io::Result<Self> {
+        let muxer = Muxer::new(guest_cid.into(), listener)?;
         Ok(Self { guest_cid, muxer, transport_reset: TransportReset::Done })
     }
 
@@ -184,7 +184,7 @@ impl VirtioDevice for Vsock {
     }
 
     fn config(&self) -> Vec<u8> {
-        self.guest_cid.to_le_bytes().to_vec()
+        u64::from(self.guest_cid).to_le_bytes().to_vec()
     }
 
     fn process_queue(
@@ -214,12 +214,13 @@ impl VirtioDevice for Vsock {
     }
 
     fn save(&self) -> DeviceState {
-        DeviceState::Vsock(VsockState { next_port: self.muxer.next_port() })
+        DeviceState::Vsock(VsockState { cid: self.guest_cid, next_port: self.muxer.next_port() })
     }
 
     fn restore(&mut self, state: &DeviceState, running: bool) -> Result<(), RestoreDeviceError> {
-        let DeviceState::Vsock(saved) = state else {
-            return Err(RestoreDeviceError::OtherDevice { id: self.id() });
+        let saved = match state {
+            DeviceState::Vsock(saved) if saved.cid == self.guest_cid => saved,
+            _ => return Err(RestoreDeviceError::OtherDevice { id: self.id() }),
         };
         self.muxer.set_next_port(saved.next_port);
         self.set_transport_reset(if running { TransportReset::Due } else { TransportReset::Done });

@@ -15,6 +15,8 @@ use super::packet::{HEADER_LEN, HOST_CID, Header, Op, TYPE_STREAM};
 use super::{EVENT, RX, TX, Vsock, VsockBroker, VsockListener};
 
 pub(super) const CID: u64 = 3;
+/// The same, as the device takes it.
+pub(super) const GUEST: u32 = 3;
 /// The port that the scripted guest listens on.
 pub(super) const PORT: u32 = 1024;
 /// Bytes of a buffer for packets to the guest, as in Linux.
@@ -44,7 +46,7 @@ pub(super) fn device(dir: &TempDir) -> (Vsock, VsockBroker) {
     let path = dir.path().join("v");
     let (broker, end) = VsockBroker::pair(path.clone()).unwrap();
     let listener = VsockListener::bind(&path).unwrap().with_broker(Some(end));
-    (Vsock::new(CID, listener).unwrap(), broker)
+    (Vsock::new(GUEST, listener).unwrap(), broker)
 }
 
 impl Peer {

@@ -14,7 +14,9 @@ use super::super::testing::{Guest, NEEDS_RESET, STATUS};
 use super::connection::BUFFER;
 use super::muxer::{FIRST_PORT, MAX_CONNECTIONS};
 use super::packet::{Op, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
-use super::testing::{CID, Ends, PORT, Peer, RX_BUFFER, device, expect_end, pattern, read_line};
+use super::testing::{
+    CID, Ends, GUEST, PORT, Peer, RX_BUFFER, device, expect_end, pattern, read_line,
+};
 use super::*;
 
 #[test]
@@ -811,7 +813,7 @@ fn a_socket_that_the_caller_bound_is_used_and_not_removed() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("v");
     let bound = UnixListener::bind(&path).unwrap();
-    let mut guest = Guest::started(Vsock::new(CID, VsockListener::new(bound).unwrap()).unwrap());
+    let mut guest = Guest::started(Vsock::new(GUEST, VsockListener::new(bound).unwrap()).unwrap());
     let mut client = UnixStream::connect(&path).unwrap();
     client.write_all(b"CONNECT 1024\n").unwrap();
     guest.run();

@@ -1,0 +1,152 @@
+//! `firn-firecracker`: Firecracker's API for firn's microVMs.
+//!
+//! A process runs one microVM, as Firecracker's does: it takes the same flags, serves the same API
+//! on a unix socket, and ends with the same exit codes, so that Firecracker's clients use it
+//! unmodified. What firn does not support is refused by an error that names the field
+//! (`docs/firecracker.md`).
+//!
+//! Two threads matter: the API's parses requests, opens files and keeps the configuration
+//! ([`controller::Controller`]); the main thread makes the microVM, serves it, and ends the process
+//! with it ([`vmm::VmmThread`]).
+
+mod api;
+mod args;
+mod config;
+mod controller;
+mod exit;
+mod fault;
+mod logger;
+mod metrics;
+mod vmm;
+
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+use firn_base::error_chain;
+
+use crate::api::Request;
+use crate::args::Args;
+use crate::config::VmConfig;
+use crate::controller::Controller;
+use crate::exit::Exit;
+use crate::fault::Fault;
+use crate::logger::Level;
+use crate::metrics::{Metrics, MetricsConfig, StartTimes};
+use crate::vmm::Vmm;
+
+/// The version of Firecracker's API that this program follows.
+const VERSION: &str = "1.16.0";
+/// What clients expect as the program's name.
+const APP_NAME: &str = "Firecracker";
+
+fn main() -> ExitCode {
+    match Args::try_parse() {
+        Ok(args) => run(&args).into(),
+        Err(error) => {
+            // Help and errors; standard error may be closed.
+            let _ = error.print();
+            match error.kind() {
+                ErrorKind::DisplayHelp => Exit::Success.into(),
+                _ => Exit::Arguments.into(),
+            }
+        }
+    }
+}
+
+fn run(args: &Args) -> Exit {
+    if args.version {
+        print(&format!("{APP_NAME} v{VERSION}\n\nfirn {}", env!("CARGO_PKG_VERSION")));
+        return Exit::Success;
+    }
+    logger::set_id(&args.id);
+    let limit = args.http_api_max_payload_size;
+    let (vmm, vmm_thread) = Vmm::new();
+    let metrics = Metrics::default();
+    let mmds_limit = args.mmds_size_limit.unwrap_or(limit);
+    let mut controller = Controller::new(args.id.clone(), vmm, metrics.clone(), mmds_limit);
+    if let Err(fault) = configure(&mut controller, args) {
+        return failed(Exit::Failure, &fault.message);
+    }
+    log!(Level::Info, "Running {APP_NAME} v{VERSION} (firn {})", env!("CARGO_PKG_VERSION"));
+    let config = match args.config_file.as_deref().map(read_config).transpose() {
+        Ok(config) => config,
+        Err(fault) => return failed(Exit::Configuration, &fault.message),
+    };
+    let listener = if args.no_api { None } else { Some(api::bind(&args.api_sock)) };
+    let listener = match listener.transpose() {
+        Ok(listener) => listener,
+        Err(error) => return failed(Exit::Failure, &error_chain(&error)),
+    };
+    metrics.started(StartTimes {
+        wall: args.start_time_us,
+        cpu: args.start_time_cpu_us,
+        parent_cpu: args.parent_cpu_time_us,
+    });
+    let control = move || {
+        if let Some(config) = config
+            && let Err(fault) = controller.set_up(&config)
+        {
+            let exit = failed(Exit::Configuration, &fault.message);
+            end(exit);
+        }
+        if let Some(listener) = listener {
+            let Err(error) = api::serve(listener, limit, controller);
+            end(failed(Exit::Failure, &error_chain(&error)));
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("fc_api".to_owned()).spawn(control) {
+        return failed(Exit::Failure, &format!("cannot start the thread of the API: {error}"));
+    }
+    let exit = vmm_thread.serve(!args.no_seccomp);
+    // Without a file there is nothing to flush.
+    let _ = metrics.flush();
+    exit
+}
+
+/// Applies the options that requests have, too.
+fn configure(controller: &mut Controller, args: &Args) -> Result<(), Fault> {
+    if let Some(config) = args.logger() {
+        controller.handle(Request::PutLogger(config))?;
+    }
+    if let Some(path) = &args.metrics_path {
+        let config = MetricsConfig { metrics_path: path.clone() };
+        controller.handle(Request::PutMetrics(config))?;
+    }
+    if let Some(path) = &args.metadata {
+        controller.handle(Request::PutMmds(read_json("the metadata", path)?))?;
+    }
+    Ok(())
+}
+
+fn read_config(path: &Path) -> Result<VmConfig, Fault> {
+    read_json("the configuration file", path)
+}
+
+fn read_json<T: serde::de::DeserializeOwned>(what: &str, path: &Path) -> Result<T, Fault> {
+    let failed = |error: &(dyn std::error::Error + 'static)| {
+        Fault::of(&format!("{what} {} is not valid", path.display()), error)
+    };
+    let text = std::fs::read(path).map_err(|error| failed(&error))?;
+    serde_json::from_slice(&text).map_err(|error| failed(&error))
+}
+
+/// Reports why this process ends.
+fn failed(exit: Exit, text: &str) -> Exit {
+    log!(Level::Error, "{text}");
+    // Standard error may be closed.
+    let _ = writeln!(std::io::stderr(), "firn-firecracker: error: {text}");
+    exit
+}
+
+/// Ends this process from a thread that is not the main one.
+fn end(exit: Exit) -> ! {
+    std::process::exit(exit.code().into())
+}
+
+fn print(text: &str) {
+    // Standard output may be closed.
+    let _ = writeln!(std::io::stdout(), "{text}");
+}

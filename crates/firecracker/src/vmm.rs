@@ -1,0 +1,217 @@
+//! The thread of the microVM: it makes it, serves it and ends with it.
+//!
+//! Other threads have a [`Vmm`], through which one of them starts the microVM, and its
+//! [`Handle`] afterwards. Files are opened by the thread that starts it.
+
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use firn_base::{ErrorChain, error_chain};
+use firn_memory::GuestMemory;
+use firn_memory::planners::Planner;
+use firn_run::{Clock, KvmDevice, PageFaultHandler, Running, Source, StartError, jail};
+use firn_vmm::{
+    BootConfig, BootError, End, Handle, HostConfig, KVM_DEVICE, KvmError, Microvm, OpenKvm,
+    OpenKvmError, RunError, VcpuThreadError, open_kvm_device,
+};
+use thiserror::Error;
+
+use crate::exit::Exit;
+use crate::log;
+use crate::logger::Level;
+
+/// Why a microVM was not started.
+#[derive(Debug, Error)]
+pub(crate) enum VmmError {
+    /// KVM cannot be opened.
+    #[error(transparent)]
+    Device(ErrorChain),
+    /// KVM cannot be used.
+    #[error(transparent)]
+    Kvm(#[from] OpenKvmError),
+    /// It was not booted.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    /// Its vCPUs cannot run.
+    #[error("cannot start the guest's processors")]
+    Resume(#[from] VcpuThreadError),
+    /// It was not restored.
+    #[error(transparent)]
+    Load(#[from] StartError),
+    /// The microVM's thread has ended.
+    #[error("the microVM has ended")]
+    Ended,
+}
+
+/// What a microVM is made from.
+pub(crate) enum Origin {
+    /// A kernel; the guest runs at once.
+    Boot(Box<BootConfig>),
+    /// A snapshot.
+    Load(Box<Load>),
+}
+
+/// A restore.
+pub(crate) struct Load {
+    /// The snapshot.
+    pub(crate) source: Source,
+    /// Where guest memory comes from.
+    pub(crate) memory: LoadMemory,
+    /// What the microVM uses of its host.
+    pub(crate) host: HostConfig,
+    /// Whether written pages are tracked.
+    pub(crate) tracks: bool,
+    /// Whether the guest runs at once.
+    pub(crate) resumes: bool,
+}
+
+/// Where guest memory comes from.
+pub(crate) enum LoadMemory {
+    /// From the image, by a plan.
+    Planned(Box<dyn Planner>),
+    /// From another process.
+    Served(PageFaultHandler, Box<GuestMemory>),
+}
+
+/// A request to start the microVM.
+struct Job {
+    origin: Origin,
+    started: Started,
+}
+
+/// Gets a handle to the microVM, or why there is none.
+type Started = Sender<Result<Handle, VmmError>>;
+
+/// The thread of the microVM, for the thread that starts it.
+pub(crate) struct Vmm(Sender<Job>);
+
+/// The same, for itself.
+pub(crate) struct VmmThread {
+    jobs: Receiver<Job>,
+}
+
+impl Vmm {
+    /// Both ends.
+    pub(crate) fn new() -> (Self, VmmThread) {
+        let (sender, jobs) = channel();
+        (Self(sender), VmmThread { jobs })
+    }
+
+    /// Starts the microVM, and returns when it is made. After an error it can be started again.
+    pub(crate) fn start(&self, origin: Origin) -> Result<Handle, VmmError> {
+        let (started, result) = channel();
+        self.0.send(Job { origin, started }).map_err(|_| VmmError::Ended)?;
+        result.recv().map_err(|_| VmmError::Ended)?
+    }
+}
+
+impl VmmThread {
+    /// Waits for the microVM's start, and serves it to its end. If it is confined, this thread,
+    /// and those of the vCPUs, lose their privileges first, and open nothing from then on.
+    pub(crate) fn serve(self, confined: bool) -> Exit {
+        // While the first requests come.
+        let device = open_kvm_device(KVM_DEVICE.as_ref());
+        let mut kvm = Some(open_kvm(&device));
+        if confined {
+            let code = Exit::SystemCall.code().into();
+            let lost = jail::prepare_thread().and_then(|()| jail::confine_thread(code));
+            if let Err(error) = lost {
+                log!(Level::Error, "{}", error_chain(&error));
+                return Exit::Failure;
+            }
+        }
+        while let Ok(Job { origin, started }) = self.jobs.recv() {
+            let kvm = kvm.take().unwrap_or_else(|| open_kvm(&device));
+            let ended = kvm.and_then(|kvm| match origin {
+                Origin::Boot(config) => boot(*config, kvm, &started),
+                Origin::Load(load) => load.restore(kvm, &started),
+            });
+            match ended {
+                Ok(ended) => return exit(ended),
+                // The thread that started it waits for this.
+                Err(error) => drop(started.send(Err(error))),
+            }
+        }
+        // There is nothing that could start one.
+        Exit::Failure
+    }
+}
+
+fn open_kvm(device: &Result<OwnedFd, KvmError>) -> Result<OpenKvm, VmmError> {
+    let device = device.as_ref().map_err(|error| VmmError::Device(ErrorChain::of(error)))?;
+    let device = device.try_clone().map_err(|error| VmmError::Device(ErrorChain::of(&error)))?;
+    Ok(OpenKvm::on(device, KVM_DEVICE.as_ref())?)
+}
+
+fn boot(
+    config: BootConfig,
+    kvm: OpenKvm,
+    started: &Started,
+) -> Result<Result<End, RunError>, VmmError> {
+    let mut microvm = Microvm::boot(config, kvm)?;
+    microvm.resume()?;
+    Ok(serve(&mut microvm, started))
+}
+
+impl Load {
+    fn restore(
+        self: Box<Self>,
+        kvm: OpenKvm,
+        started: &Started,
+    ) -> Result<Result<End, RunError>, VmmError> {
+        let Self { mut source, memory, host, tracks, resumes } = *self;
+        let (kvm, clock) = (KvmDevice::from(Ok(kvm)), Clock::now());
+        // Dropped after the microVM.
+        let _handler;
+        let mut mapped = match memory {
+            LoadMemory::Planned(planner) => source.plan(&*planner, &clock)?.map(kvm)?,
+            LoadMemory::Served(handler, memory) => {
+                _handler = handler;
+                source.served(*memory, kvm, &clock)?
+            }
+        };
+        if tracks {
+            mapped.memory_mut().track_writes();
+        }
+        let restored = mapped.restore(host)?;
+        let Running { mut microvm, mut run } =
+            if resumes { restored.resume()? } else { restored.pause()? };
+        let ended = serve(&mut microvm, started);
+        let writes = run.writes();
+        drop(microvm);
+        let mut notes = Vec::from_iter(run.finish()?);
+        drop(run);
+        notes.extend(source.learn(writes?.as_ref()));
+        for note in notes {
+            log!(Level::Warn, "{note}");
+        }
+        Ok(ended)
+    }
+}
+
+fn serve(microvm: &mut Microvm, started: &Started) -> Result<End, RunError> {
+    // A thread that has ended wants no handle.
+    let _ = started.send(Ok(microvm.handle()));
+    let end = microvm.run();
+    for error in microvm.device_errors() {
+        log!(Level::Error, "{error}");
+    }
+    end
+}
+
+fn exit(end: Result<End, RunError>) -> Exit {
+    match end {
+        Ok(End::Shutdown | End::Reset | End::TripleFault | End::Stopped) => {
+            log!(Level::Info, "Firecracker exiting successfully. exit_code=0");
+            Exit::Success
+        }
+        Ok(End::Failure(failure)) => {
+            log!(Level::Error, "the microVM failed: {}", error_chain(&failure));
+            Exit::Failure
+        }
+        Err(error) => {
+            log!(Level::Error, "the microVM failed: {}", error_chain(&error));
+            Exit::Failure
+        }
+    }
+}

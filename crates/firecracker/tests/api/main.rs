@@ -1,0 +1,15 @@
+//! `firn-firecracker` over its socket, with the player's ELF file as the kernel.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod diffs;
+mod flags;
+mod handler;
+mod instance;
+mod player;
+mod pools;
+mod process;
+mod records;
+mod refusals;
+mod resources;
+mod snapshots;
+mod taps;
