@@ -1,5 +1,5 @@
 //! `firn-firecracker` over its socket, with the player's ELF file as the kernel.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod diffs;
 mod flags;
