@@ -46,6 +46,7 @@ fn boot_elf(trace: &NamedTrace, dir: &Path) -> Microvm {
         initramfs: None,
         cmdline: DEFAULT_CMDLINE.to_owned(),
         device_arguments: false,
+        track_writes: false,
         legacy_devices: false,
         vcpus: 1,
         cpu: None,
