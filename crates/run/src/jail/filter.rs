@@ -126,8 +126,8 @@ const PAGEMAP_SCAN: u64 = 0xc060_6610;
 /// Offloads of a tap device (Linux Documentation/networking/tuntap.rst).
 const TUNSETOFFLOAD: u64 = 0x4004_54d0;
 /// Options of sockets (socket(7)): time limits in both of the kernel's forms, the end of a
-/// connection, and where a read without removal begins. Not among them is `SO_ZEROCOPY`, with which a socket would read guest memory after
-/// it was unmapped, when it may be another's.
+/// connection, and where a read without removal begins. Not among them is `SO_ZEROCOPY`, with which
+/// a socket would read guest memory after it was unmapped, when it may be another's.
 const SOCKET_OPTIONS: [c_int; 6] =
     [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, 66, 67, libc::SO_LINGER, libc::SO_PEEK_OFF];
 /// The size of what `mremap` may move, and to, bytes: a chunk of guest memory.

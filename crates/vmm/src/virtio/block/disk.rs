@@ -57,7 +57,7 @@ pub enum OpenDiskError {
     Upper(#[source] io::Error),
 }
 
-/// When what a guest wrote to a [`WritableDisk`] survives the host.
+/// When what a guest wrote to a drive that is a file of the caller survives the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DiskCache {
