@@ -1,5 +1,6 @@
 //! The proxy: frames of the guest on one side, sockets of the host on the other.
 
+mod answers;
 mod metadata;
 mod publish;
 mod thaw;
@@ -15,7 +16,7 @@ use std::time::Instant;
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use smoltcp::wire::{IpProtocol, TcpControl, TcpRepr};
+use smoltcp::wire::IpProtocol;
 
 use crate::broker::wire::{Message, Request, SocketKind};
 use crate::burst::Burst;
@@ -32,7 +33,7 @@ use crate::packet::{Dropped, IpPacket, Parsed, Segment, parse};
 use crate::requests::Requests;
 use crate::seq::Seq;
 use crate::table::{Flow, Table};
-use crate::tcp::{Shared, TcpFlow, ack_repr, reset_socket};
+use crate::tcp::{Shared, TcpFlow, reset_socket};
 
 pub use thaw::PendingResets;
 
@@ -526,68 +527,6 @@ impl Proxy {
         quoted.extend(key.remote.port().to_be_bytes());
         quoted.extend(first.0.to_be_bytes());
         self.unreachable(&key, &quoted, Unreachable::from_errno(errno));
-    }
-
-    fn refuse_datagram(&mut self, key: &FlowKey, reason: Unreachable) {
-        let mut quoted = Vec::with_capacity(8);
-        if key.protocol == FlowProtocol::Ping {
-            quoted.extend([if key.guest.is_ipv4() { 8 } else { 128 }, 0, 0, 0]);
-            quoted.extend(key.guest.port().to_be_bytes());
-            quoted.extend([0; 2]);
-        } else {
-            quoted.extend(key.guest.port().to_be_bytes());
-            quoted.extend(key.remote.port().to_be_bytes());
-            quoted.extend([0, 8, 0, 0]);
-        }
-        self.unreachable(key, &quoted, reason);
-    }
-
-    fn unreachable(&mut self, key: &FlowKey, quoted: &[u8], reason: Unreachable) {
-        let original = (quoted, quoted.len());
-        icmp::unreachable(&mut self.frame, &self.shared.link, key, original, reason);
-        self.push_answer();
-    }
-
-    /// The answer to a segment of no connection (RFC 9293, 3.10.7.1).
-    fn reset_unknown(&mut self, key: &FlowKey, segment: &Segment<'_>) {
-        match segment.ack {
-            Some(ack) => self.reset(key, Some(ack), None),
-            None => self.reset(key, None, Some(segment.seq + segment.len())),
-        }
-    }
-
-    fn reset(&mut self, key: &FlowKey, seq: Option<Seq>, ack: Option<Seq>) {
-        self.make_reset(key, seq, ack);
-        self.push_answer();
-    }
-
-    fn make_reset(&mut self, key: &FlowKey, seq: Option<Seq>, ack: Option<Seq>) {
-        let reset = TcpRepr {
-            control: TcpControl::Rst,
-            ack_number: ack.map(Into::into),
-            ..ack_repr(key, seq.unwrap_or_default(), ack.unwrap_or_default())
-        };
-        self.frame.tcp(&self.shared.link, key, &reset, (0, u16::MAX));
-    }
-
-    fn answer_if(&mut self, is_answered: bool) -> Result<(), Dropped> {
-        if !is_answered {
-            return Err(Dropped::Unsupported);
-        }
-        self.push_answer();
-        Ok(())
-    }
-
-    /// Queues the frame that was just made.
-    fn push_answer(&mut self) {
-        let (header, frame) = self.frame.parts();
-        let bytes = self.answer_bytes + frame.len();
-        if self.answers.len() < MAX_ANSWERS && bytes <= MAX_ANSWER_BYTES {
-            self.answer_bytes = bytes;
-            self.answers.push_back((header, frame.to_vec()));
-        } else {
-            self.shared.counters.dropped_full += 1;
-        }
     }
 
     fn next_frame(&mut self, room: usize) -> bool {
