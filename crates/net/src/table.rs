@@ -211,6 +211,16 @@ impl Table {
 
     /// After a change of a flow: it ends, or is in line for the guest, and its deadline is watched.
     pub(crate) fn changed(&mut self, id: u64, now: Instant, shared: &mut Shared) {
+        self.line_up(id, VecDeque::push_back, now, shared);
+    }
+
+    fn line_up(
+        &mut self,
+        id: u64,
+        push: fn(&mut VecDeque<u64>, u64),
+        now: Instant,
+        shared: &mut Shared,
+    ) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         if entry.flow.is_over() {
             self.remove(id, shared);
@@ -218,7 +228,7 @@ impl Table {
         }
         if !entry.ready {
             entry.ready = true;
-            self.ready.push_back(id);
+            push(&mut self.ready, id);
         }
         self.update_timer(id, now);
     }
@@ -226,19 +236,11 @@ impl Table {
     /// After a flow has made a frame of `len` bytes. It keeps its turn for some more: the guest
     /// handles the segments of one connection together if they arrive in a row.
     pub(crate) fn made(&mut self, id: u64, len: usize, now: Instant, shared: &mut Shared) {
-        let made = match self.turn {
-            (of, made) if of == id => made + len,
-            _ => len,
-        };
-        self.turn = (id, made);
-        if made < TURN
-            && let Some(entry) = self.entries.get_mut(&id)
-            && !entry.ready
-            && !entry.flow.is_over()
-        {
-            entry.ready = true;
-            self.ready.push_front(id);
-            self.update_timer(id, now);
+        let (of, before) = self.turn;
+        let made = if of == id { before + len } else { len };
+        if made < TURN {
+            self.turn = (id, made);
+            self.line_up(id, VecDeque::push_front, now, shared);
         } else {
             self.turn = (id, 0);
             self.changed(id, now, shared);

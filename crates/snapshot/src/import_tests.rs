@@ -36,8 +36,7 @@ fn save(dir: &Path, memory: &dyn PageSource, target: Target) -> Result<(), Freez
 
 fn open(dir: &Path) -> Result<Snapshot, OpenError> {
     let (state, memory) = (dir.join("state"), dir.join("memory"));
-    let open = || File::open(&memory).unwrap();
-    let twice = OpenTwice { file: open(), again: open() };
+    let twice = OpenTwice::open(&memory).unwrap();
     Snapshot::of_two_files(File::open(&state).unwrap(), &state, Some((twice, &memory)))
 }
 

@@ -1,6 +1,7 @@
 //! The files of a snapshot's directory, open.
 
 use std::fs::File;
+use std::io;
 use std::path::Path;
 
 use rustix::fs::fstat;
@@ -39,6 +40,16 @@ pub struct OpenTwice<F = File> {
     /// For what loads the file: of a working set with `O_DIRECT`, where the file system supports
     /// it.
     pub again: F,
+}
+
+impl OpenTwice {
+    /// Opens a file for reading.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        Ok(Self { file: File::open(path)?, again: File::open(path)? })
+    }
 }
 
 impl SnapshotFiles {

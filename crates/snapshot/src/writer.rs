@@ -148,9 +148,10 @@ fn store_image(
             let out = WrittenPages { out, written };
             (write_image(&out, memory, ImageKind::Sparse)?, out.out)
         }
-        Target::Files { dense: true } => (write_image(&out, memory, ImageKind::Dense)?, out),
-        Target::Files { dense: false } | Target::Extent => {
-            (write_image(&out, memory, ImageKind::Sparse)?, out)
+        Target::Files { .. } | Target::Extent => {
+            let dense = matches!(target, Target::Files { dense: true });
+            let kind = if dense { ImageKind::Dense } else { ImageKind::Sparse };
+            (write_image(&out, memory, kind)?, out)
         }
     };
     let written = out.finish()?;

@@ -1,7 +1,7 @@
 //! `firn import`: a snapshot of the files that `firn-firecracker` created.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -55,11 +55,10 @@ struct Answer {
 
 pub(crate) fn run(arguments: &ImportArgs) -> anyhow::Result<ExitCode> {
     let ImportArgs { state, memory, .. } = arguments;
-    let open = |path: &PathBuf| {
-        File::open(path).with_context(|| format!("cannot open {}", path.display()))
-    };
-    let image = OpenTwice { file: open(memory)?, again: open(memory)? };
-    let opened = Snapshot::of_two_files(open(state)?, state, Some((image, memory)))?;
+    let failed = |path: &Path| format!("cannot open {}", path.display());
+    let image = OpenTwice::open(memory).with_context(|| failed(memory))?;
+    let container = File::open(state).with_context(|| failed(state))?;
+    let opened = Snapshot::of_two_files(container, state, Some((image, memory)))?;
     let pool = arguments.pool.as_deref().map(pool_at::open).transpose()?;
     let id = PathBuf::from(opened.manifest().description.id.to_string());
     let snapshot = arguments.out.clone().unwrap_or(id);

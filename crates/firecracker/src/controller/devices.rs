@@ -1,7 +1,7 @@
 //! Devices: their configuration before the start, and their changes after it.
 
 use std::collections::HashSet;
-use std::io::{self, IsTerminal};
+use std::io::IsTerminal;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -18,7 +18,7 @@ use rustix::io::dup;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::{Answer, Controller, NOT_BEFORE, answer, call};
+use super::{Answer, Controller, NOT_BEFORE, answer, call, cannot_open};
 use crate::api::{Action, Request};
 use crate::config::{
     Balloon, CacheType, Drive, DriveUpdate, IoEngine, LoadSnapshot, MmdsConfig, MmdsVersion,
@@ -330,10 +330,8 @@ fn open_drive(drive: &Drive) -> Result<OpenFile, Fault> {
     let path = Path::new(path);
     let mut options = std::fs::File::options();
     let file = options.read(true).write(!drive.is_read_only.unwrap_or_default()).open(path);
-    let failed = |error: io::Error| {
-        Fault::of(&format!("path_on_host is not valid: cannot open {}", path.display()), &error)
-    };
-    Ok(OpenFile { file: file.map_err(failed)?, path: path.to_owned() })
+    let file = file.map_err(|error| cannot_open("path_on_host", path, &error))?;
+    Ok(OpenFile { file, path: path.to_owned() })
 }
 
 fn check_vsock(vsock: &Vsock) -> Result<(), ValueError> {
@@ -369,10 +367,8 @@ fn console(serial: Option<&Serial>) -> Result<Console, Fault> {
         return Ok(Console::unlimited(dup(rustix::stdio::stdout())?.into()));
     };
     let output = logger::open_output(path.as_ref());
-    let failed = |error: io::Error| {
-        Fault::of(&format!("serial_out_path is not valid: cannot open {path}"), &error)
-    };
-    Ok(Console::new(Some(output.map_err(failed)?)))
+    let output = output.map_err(|error| cannot_open("serial_out_path", path.as_ref(), &error))?;
+    Ok(Console::new(Some(output)))
 }
 
 /// The input of the serial port: standard input, where that can be waited for.

@@ -4,6 +4,8 @@ mod boot;
 mod devices;
 mod snapshot;
 
+use std::io;
+use std::path::Path;
 use std::time::Instant;
 
 use firn_memory::planners::parse;
@@ -224,4 +226,9 @@ fn call<T: Send + 'static>(
 fn open(field: &str, path: &str) -> Result<OpenFile, Fault> {
     OpenFile::open(path.as_ref())
         .map_err(|error| Fault::of(&format!("{field} is not valid"), &error))
+}
+
+/// The file that a field names cannot be opened.
+fn cannot_open(field: &str, path: &Path, error: &io::Error) -> Fault {
+    Fault::of(&format!("{field} is not valid: cannot open {}", path.display()), error)
 }

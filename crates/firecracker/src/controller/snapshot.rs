@@ -13,7 +13,7 @@ use firn_vmm::{FreezeError, Microvm, note_of};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::devices::{overridden, unbind};
-use super::{Answer, Controller, MemorySource, NOT_AFTER, Running, call};
+use super::{Answer, Controller, MemorySource, NOT_AFTER, Running, call, cannot_open};
 use crate::config::{
     BackendType, CreateSnapshot, LoadSnapshot, MachineConfig, PlannerChoice, SnapshotType,
     ValueError, VmConfig,
@@ -98,13 +98,14 @@ impl Controller {
         let (backend, tracks) = (load.backend()?, load.tracks()?);
         let (planner, pool) = self.planner(backend.backend_type)?;
         let state_path = Path::new(&load.snapshot_path);
-        let state = open_input("snapshot_path", state_path)?;
+        let state = File::open(state_path);
+        let state = state.map_err(|error| cannot_open("snapshot_path", state_path, &error))?;
         let memory_path = Path::new(&backend.backend_path);
         let file = match backend.backend_type {
-            BackendType::File => Some(OpenTwice {
-                file: open_input("backend_path", memory_path)?,
-                again: open_input("backend_path", memory_path)?,
-            }),
+            BackendType::File => {
+                let file = OpenTwice::open(memory_path);
+                Some(file.map_err(|error| cannot_open("backend_path", memory_path, &error))?)
+            }
             BackendType::Uffd => None,
         };
         let metadata = file.as_ref().map(|file| file.file.metadata()).transpose()?;
@@ -118,17 +119,17 @@ impl Controller {
             tracks,
         );
         let config = overridden(VmConfig { machine_config, ..config }, load)?;
+        let layout = manifest.layout.clone();
+        let source = match pool {
+            None => Source::new(snapshot, None),
+            Some(pool) => open_pooled(&pool, &snapshot, &*planner)?,
+        };
         let memory = match backend.backend_type {
             BackendType::File => LoadMemory::Planned(planner),
             BackendType::Uffd => {
-                let layout = manifest.layout.clone();
                 let (handler, memory) = PageFaultHandler::hand_over(layout, memory_path)?;
                 LoadMemory::Served(handler, Box::new(memory))
             }
-        };
-        let source = match pool {
-            None => Source::new(snapshot, None),
-            Some(pool) => open_pooled(&pool, &snapshot, &memory)?,
         };
         let host = self.host(&config)?;
         let resumes = load.resume_vm;
@@ -180,14 +181,11 @@ fn saved(snapshot: &Snapshot) -> Result<VmConfig, Fault> {
 }
 
 /// Opens the snapshot of a state file in a pool, where its name is its id.
-fn open_pooled(pool: &str, snapshot: &Snapshot, memory: &LoadMemory) -> Result<Source, Fault> {
-    let LoadMemory::Planned(planner) = memory else {
-        return Err(Fault::new("guest memory of a page fault handler is in no pool"));
-    };
+fn open_pooled(pool: &str, snapshot: &Snapshot, planner: &dyn Planner) -> Result<Source, Fault> {
     let id = snapshot.manifest().description.id;
     let mut descriptors = Descriptors::default();
     let spec = SourceSpec::pool(pool.as_ref(), &id.to_string(), Verify::Once, &mut descriptors)?;
-    let source = Source::open(&spec, &**planner, &mut descriptors)?;
+    let source = Source::open(&spec, planner, &mut descriptors)?;
     if source.snapshot().manifest().description.id == id {
         Ok(source)
     } else {
@@ -216,16 +214,8 @@ fn anonymous(name: &str) -> io::Result<File> {
     Ok(memfd_create(name, MemfdFlags::CLOEXEC)?.into())
 }
 
-fn open_input(field: &str, path: &Path) -> Result<File, Fault> {
-    File::open(path).map_err(|error| opened(field, path, &error))
-}
-
 fn open_output(field: &str, path: &str) -> Result<File, Fault> {
     let path = Path::new(path);
     let file = File::options().read(true).write(true).create(true).truncate(false).open(path);
-    file.map_err(|error| opened(field, path, &error))
-}
-
-fn opened(field: &str, path: &Path, error: &io::Error) -> Fault {
-    Fault::of(&format!("{field} is not valid: cannot open {}", path.display()), error)
+    file.map_err(|error| cannot_open(field, path, &error))
 }

@@ -50,16 +50,16 @@ fn diff_snapshots_merge_into_a_full_one() {
     player.configure(&process, true);
     process.start_instance();
     assert_eq!(process.line(), "READY");
-    process.patch("/vm", &json!({ "state": "Paused" }));
+    process.pause();
     let base = create(dir.path(), "Full", "base");
     process.put("/snapshot/create", &base);
     let same = create(dir.path(), "Diff", "same");
     process.put("/snapshot/create", &same);
     let blocks = |create: &Value| fs::metadata(path(create)).unwrap().blocks();
     assert_eq!(blocks(&same), 0, "nothing was written since");
-    process.patch("/vm", &json!({ "state": "Resumed" }));
+    process.resume();
     replay(&mut process);
-    process.patch("/vm", &json!({ "state": "Paused" }));
+    process.pause();
     let diff = create(dir.path(), "Diff", "diff");
     process.put("/snapshot/create", &diff);
     let full = create(dir.path(), "Full", "full");
@@ -78,7 +78,7 @@ fn a_loaded_microvm_makes_a_diff_of_what_it_wrote_itself() {
     let player = Player::new(dir.path());
     let process = Process::start();
     player.boot(&process);
-    process.patch("/vm", &json!({ "state": "Paused" }));
+    process.pause();
     let base = create(dir.path(), "Full", "base");
     process.put("/snapshot/create", &base);
     let error = process.refused("PUT", "/snapshot/create", &create(dir.path(), "Diff", "diff"));
@@ -86,9 +86,9 @@ fn a_loaded_microvm_makes_a_diff_of_what_it_wrote_itself() {
     let mut process = Process::start();
     process.put("/snapshot/load", &load(&base, true));
     assert_eq!(process.get("/machine-config")["track_dirty_pages"], true);
-    process.patch("/vm", &json!({ "state": "Resumed" }));
+    process.resume();
     replay(&mut process);
-    process.patch("/vm", &json!({ "state": "Paused" }));
+    process.pause();
     let diff = create(dir.path(), "Diff", "diff");
     process.put("/snapshot/create", &diff);
     let full = create(dir.path(), "Full", "full");
@@ -103,6 +103,6 @@ fn a_loaded_microvm_makes_a_diff_of_what_it_wrote_itself() {
     merged["mem_backend"]["backend_path"] = json!(copy);
     let loaded = Process::start();
     loaded.put("/snapshot/load", &merged);
-    loaded.patch("/vm", &json!({ "state": "Resumed" }));
+    loaded.resume();
     assert_eq!(loaded.get("/")["state"], "Running");
 }

@@ -70,7 +70,7 @@ fn a_page_fault_handler_provides_memory() {
     let path = |name: &str| dir.path().join(name);
     let process = Process::start();
     Player::new(dir.path()).boot(&process);
-    process.patch("/vm", &json!({ "state": "Paused" }));
+    process.pause();
     let files = |name: &str| json!({ "snapshot_path": path(name), "mem_file_path": path(&format!("{name}.memory")) });
     process.put("/snapshot/create", &files("first"));
     drop(process);
@@ -89,11 +89,11 @@ fn a_page_fault_handler_provides_memory() {
     process = Process::start();
     let served = serve(&path("handler"), path("first.memory"));
     process.put("/snapshot/load", &load);
-    process.patch("/vm", &json!({ "state": "Resumed" }));
+    process.resume();
     replay(&mut process);
     assert!(served.load(Ordering::SeqCst) > 1024, "{}", served.load(Ordering::SeqCst));
     // What the guest has not touched is the handler's, too.
-    process.patch("/vm", &json!({ "state": "Paused" }));
+    process.pause();
     process.put("/snapshot/create", &files("second"));
     let (first, second) =
         (std::fs::read(path("first.memory")), std::fs::read(path("second.memory")));

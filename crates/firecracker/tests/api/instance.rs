@@ -27,10 +27,10 @@ fn a_kernel_boots_and_pauses_and_resumes() {
     let mut process = Process::start();
     player.boot(&process);
     assert_eq!(process.get("/")["state"], "Running");
-    process.patch("/vm", &json!({ "state": "Paused" }));
-    process.patch("/vm", &json!({ "state": "Paused" }));
+    process.pause();
+    process.pause();
     assert_eq!(process.get("/")["state"], "Paused");
-    process.patch("/vm", &json!({ "state": "Resumed" }));
+    process.resume();
     assert_eq!(process.get("/")["state"], "Running");
     replay(&mut process);
     assert!(process.runs());

@@ -18,9 +18,7 @@ fn a_pool_provides_memory() {
     let path = |name: &str| dir.path().join(name);
     let process = Process::start();
     Player::new(dir.path()).boot(&process);
-    process.patch("/vm", &json!({ "state": "Paused" }));
-    let load = json!({ "snapshot_path": path("state"), "mem_file_path": path("memory") });
-    process.put("/snapshot/create", &load);
+    let load = process.save(dir.path());
     drop(process);
 
     let medium = MappedMedium::memfd(MemfdOptions { size: 256 << 20, huge: None, node: None });
@@ -33,17 +31,17 @@ fn a_pool_provides_memory() {
         if planner == "pass_shared" {
             let error = process.refused("PUT", "/snapshot/load", &load);
             assert!(error.contains("no snapshot"), "{error}");
-            let open = |name: &str| File::open(path(name)).unwrap();
-            let image = OpenTwice { file: open("memory"), again: open("memory") };
             let (state, memory) = (path("state"), path("memory"));
-            let snapshot = Snapshot::of_two_files(open("state"), &state, Some((image, &memory)));
+            let image = OpenTwice::open(&memory).unwrap();
+            let container = File::open(&state).unwrap();
+            let snapshot = Snapshot::of_two_files(container, &state, Some((image, &memory)));
             let snapshot = snapshot.unwrap();
             let name = snapshot.manifest().description.id.to_string();
             let destination = Destination::Pool { socket: socket.clone(), name };
             import(&snapshot, destination, None).unwrap();
         }
         process.put("/snapshot/load", &load);
-        process.patch("/vm", &json!({ "state": "Resumed" }));
+        process.resume();
         replay(&mut process);
     }
     let process = Process::start();

@@ -160,6 +160,24 @@ impl Process {
         fault(&answer)
     }
 
+    pub(crate) fn pause(&self) {
+        self.patch("/vm", &json!({ "state": "Paused" }));
+    }
+
+    pub(crate) fn resume(&self) {
+        self.patch("/vm", &json!({ "state": "Resumed" }));
+    }
+
+    /// Pauses the microVM and saves it to the files `state` and `memory` of `dir`. Returns the
+    /// fields that name them, as creations and loads have them.
+    pub(crate) fn save(&self, dir: &Path) -> Value {
+        self.pause();
+        let (state, memory) = (dir.join("state"), dir.join("memory"));
+        let files = json!({ "snapshot_path": state, "mem_file_path": memory });
+        self.put("/snapshot/create", &files);
+        files
+    }
+
     pub(crate) fn start_instance(&self) {
         self.put("/actions", &json!({ "action_type": "InstanceStart" }));
     }

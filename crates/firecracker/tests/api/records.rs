@@ -51,11 +51,11 @@ fn metrics_have_times_and_are_flushed_at_the_end() {
     let player = Player::new(dir.path());
     let process = Process::with(&["--level", "Off", "--metrics-path", file.to_str().unwrap()]);
     player.boot(&process);
-    process.patch("/vm", &json!({ "state": "Paused" }));
+    process.pause();
     let files =
         json!({ "snapshot_path": dir.path().join("s"), "mem_file_path": dir.path().join("m") });
     process.put("/snapshot/create", &files);
-    process.patch("/vm", &json!({ "state": "Resumed" }));
+    process.resume();
     process.put("/actions", &json!({ "action_type": "FlushMetrics" }));
     let found = lines(&fs::read_to_string(&file).unwrap());
     let latencies = found[0]["latencies_us"].as_object().unwrap();

@@ -169,9 +169,7 @@ fn a_microvm_with_devices_is_saved_and_loaded() {
     process.patch("/balloon", &json!({ "amount_mib": 0 }));
     let error = process.refused("GET", "/balloon/statistics", &Value::Null);
     assert_eq!(error, "the statistics of the balloon are not enabled");
-    process.patch("/vm", &json!({ "state": "Paused" }));
-    let files = json!({ "snapshot_path": path("state"), "mem_file_path": path("memory") });
-    process.put("/snapshot/create", &files);
+    let files = process.save(dir.path());
     let config = process.get("/vm/config");
     drop(process);
 
@@ -202,9 +200,7 @@ fn overrides_of_devices_that_the_snapshot_lacks_are_refused() {
     let path = |name: &str| dir.path().join(name);
     let process = Process::start();
     Player::new(dir.path()).boot(&process);
-    process.patch("/vm", &json!({ "state": "Paused" }));
-    let files = json!({ "snapshot_path": path("state"), "mem_file_path": path("memory") });
-    process.put("/snapshot/create", &files);
+    let files = process.save(dir.path());
     let process = Process::start();
     let mut load = files.clone();
     load["network_overrides"] = json!([{ "iface_id": "eth0", "host_dev_name": "tap0" }]);

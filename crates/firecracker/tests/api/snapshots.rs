@@ -21,7 +21,7 @@ impl Saved {
         let player = Player::new(dir);
         let process = Process::start();
         player.boot(&process);
-        process.patch("/vm", &json!({ "state": "Paused" }));
+        process.pause();
         let saved =
             Self { state: dir.join("state"), memory: dir.join("memory"), mib: player.memory };
         process.put("/snapshot/create", &saved.body());
@@ -58,7 +58,7 @@ fn a_snapshot_is_loaded_in_a_new_process() {
     assert_eq!(process.get("/")["state"], "Paused");
     assert_eq!(process.get("/machine-config")["mem_size_mib"], saved.mib);
     assert!(process.get("/vm/config").get("boot-source").is_none());
-    process.patch("/vm", &json!({ "state": "Resumed" }));
+    process.resume();
     replay(&mut process);
     // The memory file is mapped privately.
     let mut second = Process::start();
@@ -106,7 +106,7 @@ fn a_snapshot_of_a_running_microvm_is_refused() {
         json!({ "snapshot_path": dir.path().join("s"), "mem_file_path": dir.path().join("m") });
     let error = process.refused("PUT", "/snapshot/create", &files);
     assert_eq!(error, "the microVM runs: pause it before a snapshot is created");
-    process.patch("/vm", &json!({ "state": "Paused" }));
+    process.pause();
     let mut body = files.clone();
     body["snapshot_path"] = json!("/nonesuch/state");
     let error = process.refused("PUT", "/snapshot/create", &body);

@@ -19,7 +19,6 @@ fn load_with_another_tap() {
     let taps = ["fc-tap0", "fc-tap1"];
     let _made = taps.map(|name| TapDevice::create(name, Ipv4Addr::new(192, 0, 2, 1)).unwrap());
     let dir = tempfile::tempdir().unwrap();
-    let path = |name: &str| dir.path().join(name);
     let process = Process::start();
     let bucket = json!({ "size": 1_000_000, "refill_time": 100 });
     let network = json!({
@@ -49,9 +48,7 @@ fn load_with_another_tap() {
     let unknown = json!({ "iface_id": "eth9" });
     let error = process.refused("PATCH", "/network-interfaces/eth9", &unknown);
     assert_eq!(error, "the microVM has no network device \"eth9\"");
-    process.patch("/vm", &json!({ "state": "Paused" }));
-    let files = json!({ "snapshot_path": path("state"), "mem_file_path": path("memory") });
-    process.put("/snapshot/create", &files);
+    let files = process.save(dir.path());
 
     // The first process still has its tap device.
     let mut second = Process::start();

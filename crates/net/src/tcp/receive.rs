@@ -157,6 +157,8 @@ impl TcpFlow {
                     return false;
                 }
             }
+            // An end alone.
+            Some(End::Socket(_)) if bytes.is_empty() => {}
             Some(End::Socket(_)) if from_guest.queue.len() > 0 => {
                 from_guest.queue.push(bytes, &mut shared.pool);
             }
