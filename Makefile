@@ -18,9 +18,9 @@ apt-install := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -qy install
 apt-update := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -q update
 
 .NOTPARALLEL:
-.PHONY: setup go java python pip npm openssl build guest lab guests images curl runtimes clients tools demo test \
-    test-full lint prose deny unit-tests monitor-tests lab-tests guest-tests long-guest-tests test-load test-load-short test-tools \
-    test-workloads matrix restores-table bench bench-regression bench-network traces clean
+.PHONY: setup go java python pip npm openssl kernel-tools build guest lab guests images curl runtimes clients tools \
+    firecracker-guest demo test test-full lint prose deny unit-tests monitor-tests lab-tests guest-tests long-guest-tests \
+    test-load test-load-short test-tools test-workloads matrix restores-table bench bench-regression bench-network traces clean
 
 # Cargo itself needs a C compiler to link.
 setup:
@@ -50,6 +50,12 @@ npm: setup
 # It makes the certificates of the network's tests.
 openssl: setup
 	@command -v openssl >/dev/null || { $(apt-update) && $(apt-install) openssl; }
+
+# They compile Linux, and make a root file system.
+kernel-tools: setup
+	@(PATH=$$PATH:/usr/sbin:/sbin; for program in bc bison flex make mke2fs xz; do command -v $$program || exit; done; \
+	    test -f /usr/include/gelf.h) >/dev/null || \
+	    { $(apt-update) && $(apt-install) bc bison e2fsprogs flex libelf-dev make xz-utils; }
 
 build: setup
 	cargo build --release -p firn -p firn-agent -p firn-firecracker
@@ -86,6 +92,11 @@ clients: pip
 # osls, cdk and sam, for test-tools.
 tools: npm pip
 	tests/clients/tools.sh
+
+# The kernel and the root file system of the guests in the tests of Firecracker's clients.
+firecracker-guest: lab go kernel-tools
+	tests/clients/firecracker/kernel.sh
+	tests/clients/firecracker/root.sh
 
 # A root image with the wheels of the tests' functions.
 $(clones-image): tests/functions/draws/requirements.txt | build
