@@ -44,7 +44,7 @@ pub(super) fn long_guest_tests(context: &Context) -> Result<()> {
 
 fn build(context: &Context) -> Result<PathBuf> {
     let place = if context.host.hardware { "under this machine's KVM" } else { "in the lab" };
-    let program = context.runner.build("test -p firn-tests --test microvm", "microvm")?;
+    let program = context.runner.build("test --workspace --test microvm", "microvm")?;
     context.runner.note(&format!("The guests' tests run {place}."));
     Ok(program)
 }

@@ -66,7 +66,7 @@ pub(super) fn short(context: &Context) -> Result<()> {
 }
 
 fn program(context: &Context) -> Result<PathBuf> {
-    context.runner.build("test -p firn-tests --test load", "load")
+    context.runner.build("test --workspace --test load", "load")
 }
 
 fn players(context: &Context, load: &Path, requests: &str, tests: &[&str]) -> Result<()> {

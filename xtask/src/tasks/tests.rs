@@ -49,7 +49,7 @@ fn test_runs_what_the_host_can_run() {
 
 #[test]
 fn unit_tests_skip_what_requires_a_kvm_without_one() {
-    let all = "cargo test --workspace --exclude firn-tests";
+    let all = "cargo test --workspace";
     assert_eq!(commands("unit-tests", host(true, false)), [all]);
     assert_eq!(
         commands("unit-tests", host(false, false)),
@@ -64,24 +64,24 @@ fn unit_tests_skip_what_requires_a_kvm_without_one() {
 fn monitor_tests_run_modules_and_programs_in_one_lab() {
     let commands = commands("monitor-tests", host(false, false));
     let built = [
-        "-p firn-vmm --lib",
-        "-p firn-bench --lib",
-        "-p firn --test bad_profiles",
-        "-p firn --test bench",
-        "-p firn --test capacity",
-        "-p firn --test drift",
-        "-p firn --test jail",
-        "-p firn --test monitor",
-        "-p firn --test network",
-        "-p firn --test paged_planners",
-        "-p firn --test pager",
-        "-p firn --test pool_refusals",
-        "-p firn --test profile",
-        "-p firn --test signatures",
-        "-p firn --test supervisor",
-        "-p firn --test thaw",
-        "-p firn --test tier",
-        "-p firn-firecracker --test api",
+        "--workspace --lib",
+        "--workspace --lib",
+        "--workspace --test bad_profiles",
+        "--workspace --test bench",
+        "--workspace --test capacity",
+        "--workspace --test drift",
+        "--workspace --test jail",
+        "--workspace --test monitor",
+        "--workspace --test network",
+        "--workspace --test paged_planners",
+        "--workspace --test pager",
+        "--workspace --test pool_refusals",
+        "--workspace --test profile",
+        "--workspace --test signatures",
+        "--workspace --test supervisor",
+        "--workspace --test thaw",
+        "--workspace --test tier",
+        "--workspace --test api",
     ];
     assert_eq!(commands.len(), built.len() + 1);
     for (command, built) in commands.iter().zip(built) {
@@ -106,10 +106,10 @@ fn lab_tests_run_three_programs() {
     assert_eq!(
         commands("lab-tests", host(true, false)),
         [
-            "cargo test -p firn --test lab --test lab_interrupts --test lab_pool -- --ignored --test-threads=1",
-            &format!("cargo test -p firn-memory --lib {JSON}"),
+            "cargo test --workspace --test lab --test lab_interrupts --test lab_pool -- --ignored --test-threads=1",
+            &format!("cargo test --workspace --lib {JSON}"),
             "/t/release/firn lab run --in firn_memory -- /in/firn_memory --ignored recorders::bpf",
-            &format!("cargo test -p firn --test lost {JSON}"),
+            &format!("cargo test --workspace --test lost {JSON}"),
             "/t/release/firn lab run --cpus 1 --fsdax --in lost --env FIRN_REQUIRE=kvm,root,disk,dax -- sh -c \
              'mkdir -p /t/debug; ln -s /bin/firn /t/debug/firn; /in/lost --test-threads=1'",
         ]
@@ -118,7 +118,7 @@ fn lab_tests_run_three_programs() {
 
 #[test]
 fn guest_tests_run_natively_or_in_two_labs() {
-    let build = format!("cargo test -p firn-tests --test microvm {JSON}");
+    let build = format!("cargo test --workspace --test microvm {JSON}");
     assert_eq!(
         commands("guest-tests", host(true, true)),
         [
@@ -166,7 +166,7 @@ fn guest_tests_run_natively_or_in_two_labs() {
 
 #[test]
 fn load_runs_on_players_and_on_guests() {
-    let build = format!("cargo test -p firn-tests --test load {JSON}");
+    let build = format!("cargo test --workspace --test load {JSON}");
     let players = [
         "cargo build -p firn --features player-agent".to_owned(),
         "FIRN=/t/firn-player-agent FIRN_PLAYER=1 FIRN_REQUESTS=10000 load --test-threads=1 --nocapture"
@@ -201,8 +201,8 @@ fn workloads_run_natively_or_in_the_lab() {
         "/t/release/firn image build --packages python3-yaml --requirements tests/functions/own_image/requirements.txt \
          --out {own}"
     );
-    let microvm = format!("cargo test -p firn-tests --test microvm {JSON}");
-    let workloads = format!("cargo test -p firn-tests --test workloads {JSON}");
+    let microvm = format!("cargo test --workspace --test microvm {JSON}");
+    let workloads = format!("cargo test --workspace --test workloads {JSON}");
     assert_eq!(
         commands("test-workloads", host(true, true)),
         [

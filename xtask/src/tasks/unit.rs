@@ -1,4 +1,7 @@
 //! Unit tests, and tests of single programs, on this machine or in the lab.
+//!
+//! Every program is built with the whole workspace selected: with other packages cargo would turn
+//! on other features, and compile all of it again.
 
 use crate::step::Step;
 use crate::{Result, lab};
@@ -10,9 +13,8 @@ use crate::context::Context;
 const KVM_MODULES: [&str; 6] =
     ["microvm::", "player::", "floor::", "freeze::", "tier::emulated::", "systor::"];
 
-/// The unit test programs with those modules: arguments for cargo, and the target's name.
-const KVM_UNIT_TESTS: [(&str, &str); 2] =
-    [("-p firn-vmm --lib", "firn_vmm"), ("-p firn-bench --lib", "firn_bench")];
+/// The unit test programs with those modules.
+const KVM_UNIT_TESTS: [&str; 2] = ["firn_vmm", "firn_bench"];
 
 /// Test programs of the package firn that require a KVM. Without one they pass without a check, and
 /// `monitor-tests` runs them in the lab. The program `lost` is in `lab-tests`, because KVM handles
@@ -36,7 +38,7 @@ const KVM_PROGRAMS: [&str; 15] = [
 ];
 
 pub(super) fn unit_tests(context: &Context) -> Result<()> {
-    let mut step = Step::words("cargo test --workspace --exclude firn-tests");
+    let mut step = Step::words("cargo test --workspace");
     if !context.host.kvm {
         step = step.arg("--").args(KVM_MODULES.iter().flat_map(|module| ["--skip", module]));
     }
@@ -46,15 +48,15 @@ pub(super) fn unit_tests(context: &Context) -> Result<()> {
 pub(super) fn monitor_tests(context: &Context) -> Result<()> {
     let Context { runner, paths, .. } = context;
     let mut modules = Vec::new();
-    for (package, name) in KVM_UNIT_TESTS {
-        modules.push(runner.build(&format!("test {package}"), name)?);
+    for name in KVM_UNIT_TESTS {
+        modules.push(runner.build("test --workspace --lib", name)?);
     }
     let mut programs = Vec::new();
     for name in KVM_PROGRAMS {
-        programs.push(runner.build(&format!("test -p firn --test {name}"), name)?);
+        programs.push(runner.build(&format!("test --workspace --test {name}"), name)?);
     }
     // Its tests start the program of the same package.
-    programs.push(runner.build("test -p firn-firecracker --test api", "api")?);
+    programs.push(runner.build("test --workspace --test api", "api")?);
     let firecracker = paths.debug().join("firn-firecracker");
     let mut step = lab::run(paths, "--cpus 1 --timeout 3600");
     for program in modules.iter().chain(&programs).chain([&firecracker]) {
@@ -83,12 +85,12 @@ pub(super) fn monitor_tests(context: &Context) -> Result<()> {
 pub(super) fn lab_tests(context: &Context) -> Result<()> {
     let Context { runner, paths, .. } = context;
     runner.run(&Step::words(
-        "cargo test -p firn --test lab --test lab_interrupts --test lab_pool -- --ignored --test-threads=1",
+        "cargo test --workspace --test lab --test lab_interrupts --test lab_pool -- --ignored --test-threads=1",
     ))?;
-    let memory = runner.build("test -p firn-memory --lib", "firn_memory")?;
+    let memory = runner.build("test --workspace --lib", "firn_memory")?;
     let step = lab::run(paths, "").arg("--in").arg(&memory).arg("--").arg(lab::inside(&memory));
     runner.run(&step.args(["--ignored", "recorders::bpf"]))?;
-    let lost = runner.build("test -p firn --test lost", "lost")?;
+    let lost = runner.build("test --workspace --test lost", "lost")?;
     let script = format!("{}; {} --test-threads=1", lab::with_firn(paths), lab::inside(&lost));
     let step = lab::run(paths, "--cpus 1 --fsdax").arg("--in").arg(&lost);
     runner

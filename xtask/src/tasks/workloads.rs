@@ -12,7 +12,7 @@ use crate::context::Context;
 /// image is built each time, from the sources that this computer's apt and pip are configured with.
 pub(super) fn test(context: &Context) -> Result<()> {
     let Context { runner, paths, host } = context;
-    let microvm = runner.build("test -p firn-tests --test microvm", "microvm")?;
+    let microvm = runner.build("test --workspace --test microvm", "microvm")?;
     let step = if host.hardware {
         Step::new(&microvm).env("FIRN", paths.firn()).env("FIRN_INVOCATIONS", "1000")
     } else {
@@ -24,7 +24,7 @@ pub(super) fn test(context: &Context) -> Result<()> {
     };
     runner.run(&step.arg("serve::crashes"))?;
 
-    let workloads = runner.build("test -p firn-tests --test workloads", "workloads")?;
+    let workloads = runner.build("test --workspace --test workloads", "workloads")?;
     let own = std::env::temp_dir().join(format!("own-{}.erofs", std::process::id()));
     let result = with_own_image(context, &workloads, &own);
     if own.exists() {
