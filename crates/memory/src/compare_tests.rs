@@ -37,7 +37,7 @@ fn a_replica_is_compared_with_its_sealed_extent() {
     };
     let destination = Destination::Pool { socket: socket.clone(), name: "it".to_owned() };
     let request = FreezeRequest { destination, dense: false, function: None };
-    freeze(&mut Contents::new(&booted.pages().unwrap(), machine), request).unwrap();
+    freeze(&mut Contents::new(&booted.pages(), machine), request).unwrap();
 
     let (snapshot, grant) = open_replica(&socket, "it", Verify::Once).unwrap();
     let plan = plan(&snapshot, Some(&grant), &*parse("pass").unwrap()).unwrap();

@@ -66,16 +66,18 @@ impl HostFacts {
     ///
     /// # Errors
     ///
-    /// [`HostFactsError`] when /proc cannot be read.
+    /// [`HostFactsError`] when /proc is there and cannot be read.
     pub fn read() -> Result<Self, HostFactsError> {
-        let meminfo = fs::read_to_string(MEMINFO)
-            .map_err(|source| HostFactsError::Read { path: MEMINFO, source })?;
-        let memory =
-            |name| kib_of(&meminfo, name).ok_or(HostFactsError::Missing { path: MEMINFO, name });
+        let (memory_total, memory_available) = match fs::read_to_string(MEMINFO) {
+            Ok(meminfo) => memory(&meminfo)?,
+            // Firecracker's jail has no /proc.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => memory_without_proc(),
+            Err(source) => return Err(HostFactsError::Read { path: MEMINFO, source }),
+        };
         Ok(Self {
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
-            memory_total: memory("MemTotal")? * 1024,
-            memory_available: memory("MemAvailable")? * 1024,
+            memory_total,
+            memory_available,
             huge_page_sizes: huge_page_sizes(),
             transparent_huge_pages: chosen(&Path::new(THP).join("enabled")),
             shmem_huge_pages: chosen(&Path::new(THP).join("shmem_enabled")),
@@ -96,6 +98,19 @@ impl HostFacts {
         static FACTS: OnceLock<HostFacts> = OnceLock::new();
         get_or_try_init(&FACTS, Self::read)
     }
+}
+
+/// Total and available memory, bytes.
+fn memory(meminfo: &str) -> Result<(u64, u64), HostFactsError> {
+    let value = |name| kib_of(meminfo, name).ok_or(HostFactsError::Missing { path: MEMINFO, name });
+    Ok((value("MemTotal")? * 1024, value("MemAvailable")? * 1024))
+}
+
+/// The same from sysinfo(2), which counts none of the page cache as available.
+fn memory_without_proc() -> (u64, u64) {
+    let info = rustix::system::sysinfo();
+    let unit = u64::from(info.mem_unit);
+    (info.totalram * unit, info.freeram * unit)
 }
 
 /// The value of a line `MemTotal:   123 kB`. Every start reads two of some fifty lines, so they are

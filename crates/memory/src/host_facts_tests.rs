@@ -25,3 +25,11 @@ fn files_of_the_kernel_are_parsed() {
     assert_eq!(chosen(file.path()).as_deref(), Some("madvise"));
     assert_eq!(chosen(&file.path().join("missing")), None);
 }
+
+#[test]
+fn memory_is_about_the_same_without_proc() {
+    let (total, available) = memory(&fs::read_to_string(MEMINFO).unwrap()).unwrap();
+    let (same, free) = memory_without_proc();
+    assert_eq!(total, same);
+    assert!(free <= total && available <= total);
+}

@@ -7,9 +7,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
 
-use firn_base::get_or_try_init;
 use procfs::process::Status;
 use procfs::{FromRead, ProcError};
+use rustix::io::Errno;
 use thiserror::Error;
 
 const PAGEMAP: &str = "/proc/self/pagemap";
@@ -23,14 +23,16 @@ pub const USERFAULTFD_DEVICE: &str = "/dev/userfaultfd";
 const FIRST_READ: usize = 64 << 10;
 
 /// The open files of this process. Any thread may use them at any time: they are read at offsets of
-/// the caller's.
+/// the caller's. A process without some of them, as in Firecracker's jail, gets an error where it
+/// needs one.
 #[derive(Debug)]
 pub struct OwnFiles {
-    pagemap: File,
-    maps: File,
-    smaps: File,
-    status: File,
-    devices: OwnDevices,
+    pagemap: Opened<File>,
+    maps: Opened<File>,
+    smaps: Opened<File>,
+    status: Opened<File>,
+    nowhere: Opened<OwnedFd>,
+    userfaultfd: Option<OwnedFd>,
 }
 
 /// Those of the files that are devices, which another process may open: a userfaultfd belongs to
@@ -50,18 +52,16 @@ impl OwnDevices {
     /// # Errors
     /// [`OwnFilesError`]: /dev/null cannot be opened.
     pub fn open() -> Result<Self, OwnFilesError> {
-        let nowhere = open(NOWHERE, File::options().write(true))?.into();
-        let userfaultfd = File::options().read(true).write(true).open(USERFAULTFD_DEVICE);
-        Ok(Self { nowhere, userfaultfd: userfaultfd.ok().map(OwnedFd::from) })
+        Ok(Self { nowhere: open_nowhere()?, userfaultfd: open_userfaultfd() })
     }
 }
 
 /// A file of this process cannot be opened.
-#[derive(Debug, Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("cannot open {path}; are /proc and /dev mounted?")]
 pub struct OwnFilesError {
     path: &'static str,
-    source: io::Error,
+    source: Errno,
 }
 
 impl From<OwnFilesError> for io::Error {
@@ -70,26 +70,20 @@ impl From<OwnFilesError> for io::Error {
     }
 }
 
+type Opened<T> = Result<T, OwnFilesError>;
+
 static FILES: OnceLock<OwnFiles> = OnceLock::new();
 
 impl OwnFiles {
     /// The files, which the first call opens. A jailed process makes this call before it enters its
     /// jail.
-    ///
-    /// # Errors
-    /// [`OwnFilesError`].
-    pub fn of_process() -> Result<&'static Self, OwnFilesError> {
-        get_or_try_init(&FILES, || Self::open(OwnDevices::open()?))
+    pub fn of_process() -> &'static Self {
+        FILES.get_or_init(|| Self::open(open_nowhere(), open_userfaultfd()))
     }
 
     /// Makes the first call for a process that has got the devices from another one.
-    ///
-    /// # Errors
-    /// [`OwnFilesError`].
-    pub fn open_with(devices: OwnDevices) -> Result<(), OwnFilesError> {
-        let opened = Self::open(devices)?;
-        FILES.get_or_init(|| opened);
-        Ok(())
+    pub fn open_with(devices: OwnDevices) {
+        FILES.get_or_init(|| Self::open(Ok(devices.nowhere), devices.userfaultfd));
     }
 
     /// The files, if they are open. Async-signal-safe.
@@ -97,50 +91,65 @@ impl OwnFiles {
         FILES.get()
     }
 
-    fn open(devices: OwnDevices) -> Result<Self, OwnFilesError> {
+    fn open(nowhere: Opened<OwnedFd>, userfaultfd: Option<OwnedFd>) -> Self {
         let read = |path| open(path, File::options().read(true));
-        Ok(Self {
-            pagemap: read(PAGEMAP)?,
-            maps: read(MAPS)?,
-            smaps: read(SMAPS)?,
-            status: read(STATUS)?,
-            devices,
-        })
+        Self {
+            pagemap: read(PAGEMAP),
+            maps: read(MAPS),
+            smaps: read(SMAPS),
+            status: read(STATUS),
+            nowhere,
+            userfaultfd,
+        }
     }
 
     /// /proc/self/pagemap.
-    pub(crate) fn pagemap(&self) -> &File {
-        &self.pagemap
+    pub(crate) fn pagemap(&self) -> Result<&File, OwnFilesError> {
+        self.pagemap.as_ref().map_err(|error| *error)
     }
 
     /// /proc/self/maps.
-    pub(crate) fn maps(&self) -> &File {
-        &self.maps
+    pub(crate) fn maps(&self) -> Option<&File> {
+        self.maps.as_ref().ok()
     }
 
     /// The text of /proc/self/smaps.
     pub(crate) fn smaps(&self) -> io::Result<String> {
-        read(&self.smaps)
+        read(self.smaps.as_ref().map_err(|error| *error)?)
     }
 
     /// The values of /proc/self/status.
     pub(crate) fn status(&self) -> Result<Status, ProcError> {
-        Status::from_read(read(&self.status)?.as_bytes())
+        let file =
+            self.status.as_ref().map_err(|error| ProcError::from(io::Error::from(*error)))?;
+        Status::from_read(read(file)?.as_bytes())
     }
 
     /// /dev/null, for writing.
-    pub(crate) fn nowhere(&self) -> &OwnedFd {
-        &self.devices.nowhere
+    pub(crate) fn nowhere(&self) -> Result<&OwnedFd, OwnFilesError> {
+        self.nowhere.as_ref().map_err(|error| *error)
     }
 
     /// [`USERFAULTFD_DEVICE`].
     pub(crate) fn userfaultfd(&self) -> Option<&OwnedFd> {
-        self.devices.userfaultfd.as_ref()
+        self.userfaultfd.as_ref()
     }
 }
 
-fn open(path: &'static str, options: &OpenOptions) -> Result<File, OwnFilesError> {
-    options.open(path).map_err(|source| OwnFilesError { path, source })
+fn open_nowhere() -> Opened<OwnedFd> {
+    open(NOWHERE, File::options().write(true)).map(OwnedFd::from)
+}
+
+fn open_userfaultfd() -> Option<OwnedFd> {
+    let file = File::options().read(true).write(true).open(USERFAULTFD_DEVICE);
+    file.ok().map(OwnedFd::from)
+}
+
+fn open(path: &'static str, options: &OpenOptions) -> Opened<File> {
+    options.open(path).map_err(|error| OwnFilesError {
+        path,
+        source: Errno::from_io_error(&error).unwrap_or(Errno::IO),
+    })
 }
 
 /// The whole text of a file of /proc, whose length is not known before.

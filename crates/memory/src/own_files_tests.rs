@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn each_read_has_the_present_text() {
-    let files = OwnFiles::of_process().unwrap();
+    let files = OwnFiles::of_process();
     let mappings = || files.smaps().unwrap().lines().filter(|l| l.starts_with("Rss:")).count();
     let before = mappings();
     // Each has a neighbour of other rights, so the kernel merges none.

@@ -112,7 +112,7 @@ pub fn cached(file: &File, pages: u64) -> io::Result<PageSet> {
 /// The error of opening /dev/null, `lseek` or `sendfile`; [`io::ErrorKind::UnexpectedEof`] for a
 /// range beyond the end of the file.
 pub fn preload(file: &File, range: Range<u64>) -> io::Result<u64> {
-    let nowhere = OwnFiles::of_process()?.nowhere();
+    let nowhere = OwnFiles::of_process().nowhere()?;
     let mut read = 0;
     for_each_stored(file, range, |stored| {
         let mut at = stored.start;

@@ -277,7 +277,7 @@ pub(crate) fn freeze(
     dir: &std::path::Path,
     kind: firn_snapshot::ImageKind,
 ) -> firn_snapshot::Snapshot {
-    freeze_pages(dir, &memory.pages().unwrap(), kind, uuid::Uuid::new_v4(), &[])
+    freeze_pages(dir, &memory.pages(), kind, uuid::Uuid::new_v4(), &[])
 }
 
 fn freeze_pages(

@@ -498,7 +498,7 @@ fn a_page_that_differs_from_the_freeze_ends_the_monitor_with_a_report() {
     };
     let destination = Destination::Directory(path.clone());
     let request = FreezeRequest { destination, dense: false, function: None };
-    freeze(&mut Contents::new(&memory.pages().unwrap(), machine), request).unwrap();
+    freeze(&mut Contents::new(&memory.pages(), machine), request).unwrap();
     let image = OpenOptions::new().write(true).open(path.join("memory.img")).unwrap();
     image.write_all_at(&[0xff], 700 * PAGE_SIZE + 4095).unwrap();
     let pager = Pager::start(folder, &["--snapshot", "snapshot", "--granule", "1"]);

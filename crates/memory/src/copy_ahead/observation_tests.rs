@@ -229,7 +229,7 @@ fn a_freeze_reads_copied_chunks() {
     let world = World::new();
     let memory = world.restore(world.copies.file.as_ref());
     write(&memory, CHUNK_PAGES, 0x77);
-    let pages = memory.pages().unwrap();
+    let pages = memory.pages();
     for chunk in 0..CHUNKS {
         let bytes = frozen_chunk(&pages, chunk * CHUNK_SIZE, CHUNK_SIZE);
         assert_eq!(bytes[9], if chunk == 1 { 0x77 } else { byte(chunk) });

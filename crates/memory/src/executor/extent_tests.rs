@@ -167,7 +167,7 @@ fn freezing_memory_in_a_pool_reads_its_current_content() {
     for (medium, leaf) in media() {
         let memory = restore("pass_shared", &medium, leaf).memory;
         memory.vm_memory().write_obj(7_u8, GuestAddress(5 * PAGE_SIZE)).unwrap();
-        let pages = memory.pages().unwrap();
+        let pages = memory.pages();
         for chunk in 0..SIZE / (2 * MIB) {
             let bytes = frozen_chunk(&pages, chunk * 2 * MIB, 2 * MIB);
             for (page, bytes) in (chunk * 512..).zip(bytes.chunks(4096)) {
@@ -300,7 +300,7 @@ fn freezing_sealed_memory_reads_the_guests_copies() {
     for (medium, leaf) in media() {
         let memory = share(&medium, leaf);
         memory.vm_memory().write_obj(7_u8, GuestAddress(5 * PAGE_SIZE)).unwrap();
-        let pages = memory.pages().unwrap();
+        let pages = memory.pages();
         for chunk in 0..SIZE / (2 * MIB) {
             let bytes = frozen_chunk(&pages, chunk * 2 * MIB, 2 * MIB);
             for (page, bytes) in (chunk * 512..).zip(bytes.chunks(4096)) {

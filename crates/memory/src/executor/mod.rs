@@ -161,7 +161,7 @@ pub fn execute_in(
     let copied = plan.segments.iter().filter(|s| matches!(s.source, Source::Copy { .. }));
     memory.set_copied(copied.map(|s| s.guest.start..s.guest.end()).collect());
     // A report on lost bytes reads them, when it is too late to open them.
-    OwnFiles::of_process()?;
+    OwnFiles::of_process();
     let known = sources.files().map(KnownFile::new).collect::<Result<_, _>>();
     memory.know_files(known.map_err(ExecuteError::Image)?);
     if plan.pager.is_some() {

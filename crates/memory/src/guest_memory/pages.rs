@@ -41,7 +41,8 @@ pub(super) const MAX_REPORTED: usize = 8192;
 #[derive(Debug)]
 pub struct GuestPages<'a> {
     memory: &'a GuestMemory,
-    pagemap: &'static File,
+    /// `None` in a process without /proc, where every page counts as touched.
+    pagemap: Option<&'static File>,
     written: Option<PageSet>,
 }
 
@@ -59,13 +60,9 @@ struct TruncatedImage {
 
 impl GuestMemory {
     /// The pages of this memory, for a freeze. The guest must not run while they are read.
-    ///
-    /// # Errors
-    ///
-    /// The error of opening /proc/self/pagemap.
-    pub fn pages(&self) -> io::Result<GuestPages<'_>> {
-        let pagemap = OwnFiles::of_process()?.pagemap();
-        Ok(GuestPages { memory: self, pagemap, written: None })
+    pub fn pages(&self) -> GuestPages<'_> {
+        let pagemap = OwnFiles::of_process().pagemap().ok();
+        GuestPages { memory: self, pagemap, written: None }
     }
 
     /// Reads a byte of every page, so that all are there: another process may provide them.
@@ -87,13 +84,14 @@ impl GuestMemory {
 impl GuestMemory {
     /// The image pages that the guest reported free ([`discard`](GuestMemory::discard)) and that
     /// were not touched since, ascending: they are zeros. No page is read. Of more than
-    /// `MAX_REPORTED` ranges the longest are listed; the others are pages like any other.
+    /// `MAX_REPORTED` ranges the longest are listed; the others are pages like any other, and so are
+    /// all in a process without /proc.
     ///
     /// # Errors
     ///
     /// The error of reading /proc/self/pagemap.
     pub fn reported_free(&self) -> io::Result<Vec<PageRange>> {
-        let pagemap = OwnFiles::of_process()?.pagemap();
+        let Ok(pagemap) = OwnFiles::of_process().pagemap() else { return Ok(Vec::new()) };
         let mut free = PageSet::new(self.layout.pages());
         let reported = self.reported.lock();
         for region in self.layout.regions() {
@@ -180,7 +178,10 @@ impl GuestPages<'_> {
     /// For each page, whether it is in this process's page tables or in swap.
     fn touched(&self, guest_addr: u64, len: u64) -> io::Result<Vec<bool>> {
         let addr = host_addr(&self.memory.slots, guest_addr).ok_or(io::ErrorKind::InvalidInput)?;
-        let entries = pagemap_entries(self.pagemap, addr, len)?;
+        let Some(pagemap) = self.pagemap else {
+            return Ok(vec![true; usize_of(len / PAGE_SIZE)]);
+        };
+        let entries = pagemap_entries(pagemap, addr, len)?;
         Ok(entries.into_iter().map(|entry| entry & (PRESENT | SWAPPED) != 0).collect())
     }
 

@@ -91,7 +91,7 @@ fn private_and_shared(memory: &GuestMemory) -> (u64, u64) {
 
 /// All guest memory as a freeze reads it.
 fn frozen(memory: &GuestMemory) -> Vec<u8> {
-    let pages = memory.pages().unwrap();
+    let pages = memory.pages();
     let total = pages.layout().total_bytes();
     let mut bytes = Vec::new();
     for offset in (0..total).step_by(2 << 20) {
@@ -324,7 +324,7 @@ fn a_freeze_refuses_truncated_and_damaged_images() {
         assert_eq!(frozen(&memory), frozen(&booted));
         let refusal = || {
             let mut buf = vec![0; 2 << 20];
-            memory.pages().unwrap().chunk(2 * MIB, &mut buf).unwrap_err().to_string()
+            memory.pages().chunk(2 * MIB, &mut buf).unwrap_err().to_string()
         };
 
         let path = dir.path().join(format!("{kind:?}")).join("memory.img");
@@ -340,7 +340,7 @@ fn a_freeze_refuses_truncated_and_damaged_images() {
 fn untouched_memory_is_not_read_for_a_freeze() {
     let memory = GuestMemory::anonymous(layout(&[(0, 6 * MIB)])).unwrap();
     memory.vm_memory().write_obj(1u8, GuestAddress(3 * MIB)).unwrap();
-    let pages = memory.pages().unwrap();
+    let pages = memory.pages();
     let mut buf = vec![0xaa; 2 << 20];
     assert!(matches!(pages.chunk(0, &mut buf).unwrap(), Chunk::Zero));
     assert!(matches!(pages.chunk(4 * MIB, &mut buf).unwrap(), Chunk::Zero));

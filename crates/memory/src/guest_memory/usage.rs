@@ -59,7 +59,7 @@ impl GuestMemory {
     ///
     /// [`UsageError`] when /proc cannot be read.
     pub fn usage(&self) -> Result<MemoryUsage, UsageError> {
-        let files = OwnFiles::of_process()?;
+        let files = OwnFiles::of_process();
         let status = files.status().map_err(UsageError::Status)?;
         let page_tables = status.vmpte.unwrap_or(0) * 1024;
         let mut usage = MemoryUsage { page_tables, ..MemoryUsage::default() };
@@ -97,7 +97,7 @@ impl GuestMemory {
     /// The image pages that are private to this process: anonymous memory, and pages that the
     /// kernel copied on a write.
     pub(crate) fn private_pages(&self) -> std::io::Result<PageSet> {
-        let pagemap = OwnFiles::of_process()?.pagemap();
+        let pagemap = OwnFiles::of_process().pagemap()?;
         let mut private = PageSet::new(self.layout.pages());
         for region in self.layout.regions() {
             let addr = host_addr(&self.slots, region.guest_addr);
@@ -116,7 +116,7 @@ impl GuestMemory {
     /// from copies of them by the number of processes that map them. An entry of a file page that
     /// the kernel is moving has the bits of a swapped page and of a file.
     fn count_extent(&self, usage: &mut MemoryUsage) -> std::io::Result<()> {
-        let pagemap = OwnFiles::of_process()?.pagemap();
+        let pagemap = OwnFiles::of_process().pagemap()?;
         for slot in &self.slots {
             for (range, copied) in self.copied.split(slot.guest_addr..slot.guest_addr + slot.len) {
                 let addr = slot.host_addr + (range.start - slot.guest_addr);

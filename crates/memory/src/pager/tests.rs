@@ -200,7 +200,7 @@ fn discarded_pages_are_zeros_and_a_second_freeze_is_complete() {
         }
         // A freeze reads the same bytes, without touching missing pages.
         let before = report(&memory);
-        let pages = memory.pages().unwrap();
+        let pages = memory.pages();
         for offset in (0..PAGES * PAGE_SIZE).step_by(2 << 20) {
             let frozen = frozen_chunk(&pages, offset, (PAGES * PAGE_SIZE - offset).min(2 * MIB));
             for (page, bytes) in (offset / PAGE_SIZE..).zip(frozen.chunks(4096)) {

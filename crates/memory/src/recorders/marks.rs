@@ -25,7 +25,7 @@ const BATCH: usize = 64;
 /// userfaultfd that has [`WRITE_PROTECT_ASYNC`](crate::uffd::Features::WRITE_PROTECT_ASYNC), and a
 /// page that is read first is protected: these pages were written, and not discarded since.
 pub(super) fn marked(memory: &GuestMemory) -> io::Result<PageSet> {
-    let (pagemap, layout) = (OwnFiles::of_process()?.pagemap(), memory.layout());
+    let (pagemap, layout) = (OwnFiles::of_process().pagemap()?, memory.layout());
     let mut pages = PageSet::new(layout.pages());
     for slot in memory.slots() {
         scan(pagemap, slot.host_addr..slot.host_addr + slot.len, |written| {

@@ -23,11 +23,11 @@ pub(super) struct Mapped<'a> {
 /// Calls `visit` for each mapping of this process until it returns `true`. Async-signal-safe if
 /// `visit` is. Visits nothing before this process has opened its [files](OwnFiles).
 pub(super) fn scan(mut visit: impl FnMut(&Mapped<'_>) -> bool) -> rustix::io::Result<()> {
-    let Some(files) = OwnFiles::opened() else { return Ok(()) };
+    let Some(maps) = OwnFiles::opened().and_then(OwnFiles::maps) else { return Ok(()) };
     let mut buffer = [0; MAX_LINE];
     let (mut filled, mut at) = (0, 0);
     loop {
-        let count = retry_on_intr(|| pread(files.maps(), &mut buffer[filled..], at))?;
+        let count = retry_on_intr(|| pread(maps, &mut buffer[filled..], at))?;
         if count == 0 {
             return Ok(());
         }

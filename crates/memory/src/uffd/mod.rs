@@ -470,8 +470,7 @@ unsafe impl Ioctl for New {
 /// From the device, which needs no capability, or by the system call, which needs one
 /// (userfaultfd(2)).
 fn open() -> Result<OwnedFd, Errno> {
-    let files = OwnFiles::of_process().ok();
-    if let Some(device) = files.and_then(OwnFiles::userfaultfd) {
+    if let Some(device) = OwnFiles::of_process().userfaultfd() {
         // SAFETY: as below.
         return unsafe { ioctl(device, New) };
     }

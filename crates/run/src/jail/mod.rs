@@ -56,7 +56,6 @@ use rustix::process::geteuid;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use uuid::Uuid;
 
 use crate::cgroup::CgroupError;
 use crate::error::StartError;
@@ -355,9 +354,7 @@ pub(crate) unsafe fn close_inherited() -> Result<(), StartError> {
 /// process.
 fn prepare() -> io::Result<()> {
     privileges::keep_heaps()?;
-    OwnFiles::of_process()?;
-    // In a static program the first one opens /dev/urandom, and keeps it.
-    let _ = Uuid::new_v4();
+    OwnFiles::of_process();
     // What needs these has an error of its own.
     let _ = (HostFacts::of_process(), Virtualization::of_host(), processors());
     Ok(())

@@ -44,8 +44,7 @@ impl Devices {
         };
         let userfaultfd = devices.userfaultfd.map(|slot| descriptors.take(slot)).transpose()?;
         let nowhere = descriptors.take(devices.nowhere)?;
-        OwnFiles::open_with(OwnDevices { nowhere, userfaultfd })
-            .map_err(|error| StartError::session("open its files", error.into()))?;
+        OwnFiles::open_with(OwnDevices { nowhere, userfaultfd });
         Ok(Some(match devices.kvm {
             Ok(OpenedFile { slot, path }) => OpenKvm::on(descriptors.take(slot)?, &path).into(),
             Err(reason) => KvmDevice(Err(reason)),

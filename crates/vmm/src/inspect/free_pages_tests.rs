@@ -70,7 +70,7 @@ impl Guest {
             state: Vec::new(),
             reported: Vec::new(),
         };
-        let pages = self.memory.pages().unwrap();
+        let pages = self.memory.pages();
         let destination = Destination::Directory(path.clone());
         let request = FreezeRequest { destination, dense: false, function: None };
         freeze(&mut Contents::new(&pages, machine), request).unwrap();

@@ -4,8 +4,6 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::sync::OnceLock;
 
-use firn_base::get_or_try_init;
-
 /// How this host's KVM runs a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Virtualization {
@@ -23,9 +21,10 @@ impl Virtualization {
     /// # Errors
     /// /proc/cpuinfo cannot be read.
     pub fn of_host() -> io::Result<Self> {
-        static FOUND: OnceLock<Virtualization> = OnceLock::new();
+        static FOUND: OnceLock<Result<Virtualization, io::ErrorKind>> = OnceLock::new();
         let read = || Self::from_cpuinfo(BufReader::new(File::open("/proc/cpuinfo")?));
-        get_or_try_init(&FOUND, read).copied()
+        let found = FOUND.get_or_init(|| read().map_err(|error| error.kind()));
+        found.map_err(io::Error::from)
     }
 
     /// Reads the entry of the first processor only: all processors have the same flags.

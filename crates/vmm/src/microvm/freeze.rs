@@ -107,7 +107,7 @@ impl Freeze for Microvm {
             state: state.encode().map_err(FreezeError::Encode)?,
             reported,
         };
-        let mut pages = self.vm.memory.pages().map_err(FreezeError::Pages)?;
+        let mut pages = self.vm.memory.pages();
         if target == Target::Written
             && let Some(written) = self.vm.written()?
         {
@@ -127,7 +127,7 @@ impl Freeze for Microvm {
     fn seal(&mut self, seal: Seal, files: Vec<OwnedFd>) -> Result<FreezeReport, FreezeError> {
         let freezing = self.freezing.take().ok_or(firn_snapshot::FreezeError::NotBegun)?;
         let Freezing { writer, pause_ns, save_ns } = freezing;
-        let pages = self.vm.memory.pages().map_err(FreezeError::Pages)?;
+        let pages = self.vm.memory.pages();
         let report = self.devices.with_overlay(|disk| writer.seal(&pages, disk, seal, files))?;
         // What was written until now is in the snapshot.
         self.vm.written()?;

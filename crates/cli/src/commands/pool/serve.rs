@@ -78,7 +78,7 @@ pub(crate) fn run(arguments: &ServeArgs) -> anyhow::Result<ExitCode> {
         return detach();
     }
     // For the report on a medium whose bytes are lost.
-    OwnFiles::of_process()?;
+    OwnFiles::of_process();
     let mut signals =
         Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot install signal handlers")?;
     let (pool, published) = match &arguments.medium {
