@@ -26,6 +26,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 use firn_base::error_chain;
+use serde_json::{Map, Value};
 
 use crate::api::Request;
 use crate::args::Args;
@@ -101,7 +102,7 @@ fn run(args: &Args) -> Exit {
         return failed(Exit::Failure, &format!("cannot start the thread of the API: {error}"));
     }
     let exit = vmm_thread.serve(!args.no_seccomp);
-    // Without a file there is nothing to flush.
+    // The file may be full.
     let _ = metrics.flush();
     exit
 }
@@ -121,16 +122,22 @@ fn configure(controller: &mut Controller, args: &Args) -> Result<(), Fault> {
     Ok(())
 }
 
+/// Reads a configuration file. A key without a value is as if it were absent, because clients write
+/// all that they know.
 fn read_config(path: &Path) -> Result<VmConfig, Fault> {
-    read_json("the configuration file", path)
+    let what = "the configuration file";
+    let mut config: Map<String, Value> = read_json(what, path)?;
+    config.retain(|_, value| !value.is_null());
+    serde_json::from_value(config.into()).map_err(|error| not_valid(what, path, &error))
 }
 
 fn read_json<T: serde::de::DeserializeOwned>(what: &str, path: &Path) -> Result<T, Fault> {
-    let failed = |error: &(dyn std::error::Error + 'static)| {
-        Fault::of(&format!("{what} {} is not valid", path.display()), error)
-    };
-    let text = std::fs::read(path).map_err(|error| failed(&error))?;
-    serde_json::from_slice(&text).map_err(|error| failed(&error))
+    let text = std::fs::read(path).map_err(|error| not_valid(what, path, &error))?;
+    serde_json::from_slice(&text).map_err(|error| not_valid(what, path, &error))
+}
+
+fn not_valid(what: &str, path: &Path, error: &(dyn std::error::Error + 'static)) -> Fault {
+    Fault::of(&format!("{what} {} is not valid", path.display()), error)
 }
 
 /// Reports why this process ends.

@@ -12,8 +12,8 @@ use firn_memory::compare::{CompareReport, Original};
 use firn_net::PendingResets;
 use firn_snapshot::{PageSet, Snapshot};
 use firn_vmm::{
-    BootConfig, Console, DEFAULT_CMDLINE, Devices, Drive, Handle, HostConfig, Microvm, NETWORK,
-    OverlayBase, Scratch, Virtualization, VsockConnector, VsockListener,
+    BootConfig, Console, CpuChoice, DEFAULT_CMDLINE, Devices, Drive, Handle, HostConfig, Microvm,
+    NETWORK, OverlayBase, Scratch, Virtualization, VsockConnector, VsockListener,
 };
 use uuid::Uuid;
 
@@ -345,7 +345,8 @@ pub(crate) fn boot(
         legacy_devices: false,
         track_writes: false,
         vcpus: boot.vcpus,
-        cpu,
+        smt: false,
+        cpu: cpu.map_or(CpuChoice::Best, CpuChoice::Exactly),
         memory: boot.memory,
         devices: Devices::of_firn(boot.network),
         host: guest.take_host(disks, boot.disk_size, &mut descriptors)?,

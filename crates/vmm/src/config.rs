@@ -15,7 +15,7 @@ use crate::arch::cpu_model::CpuModel;
 use crate::bus::MmioDevice;
 use crate::console::Console;
 use crate::open_file::OpenFile;
-use crate::virtio::{DiskCache, Network, NetworkConfig, RateLimiter, VsockListener};
+use crate::virtio::{BalloonConfig, DiskCache, Network, NetworkConfig, RateLimiter, VsockListener};
 
 /// The most vCPUs of a microVM: what the table of processors for kernels without ACPI has room for.
 pub const MAX_VCPUS: u8 = 32;
@@ -47,9 +47,11 @@ pub struct BootConfig {
     pub legacy_devices: bool,
     /// Number of vCPUs, 1 to [`MAX_VCPUS`].
     pub vcpus: u8,
-    /// The processor model that the guest sees; `None` for the best named model that the host
-    /// offers.
-    pub cpu: Option<CpuModel>,
+    /// Whether each two vCPUs, of an even number, are the threads of one core. If not, each is a
+    /// core.
+    pub smt: bool,
+    /// The processor model that the guest sees.
+    pub cpu: CpuChoice,
     /// Guest memory, bytes; a multiple of the page size.
     pub memory: u64,
     /// Whether the pages that are written are logged, for freezes of [those
@@ -59,6 +61,18 @@ pub struct BootConfig {
     pub devices: Devices,
     /// The host's resources.
     pub host: HostConfig,
+}
+
+/// Which processor model a guest sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CpuChoice {
+    /// The best named model that the host offers.
+    #[default]
+    Best,
+    /// The same, but no better than this one.
+    AtMost(CpuModel),
+    /// This one, which the host has to offer.
+    Exactly(CpuModel),
 }
 
 /// The virtio devices of a guest as the guest sees them, in the order of their windows. Ids are
@@ -72,8 +86,8 @@ pub struct Devices {
     pub vsock: Option<u32>,
     /// Whether it gets random bytes of the host.
     pub entropy: bool,
-    /// Whether it reports free pages.
-    pub balloon: bool,
+    /// Its balloon, if it has one.
+    pub balloon: Option<BalloonConfig>,
     /// The network devices.
     pub networks: Vec<NetworkDevice>,
 }
@@ -96,7 +110,7 @@ impl Devices {
             drives: vec![ROOT_DRIVE.to_owned(), OVERLAY_DRIVE.to_owned()],
             vsock: Some(GUEST_CID),
             entropy: true,
-            balloon: true,
+            balloon: Some(BalloonConfig::REPORTING),
             networks: network.into_iter().collect(),
         }
     }
@@ -148,7 +162,8 @@ pub enum DriveDisk {
         scratch: Option<Scratch>,
     },
     /// A file or block device of the caller's, as it is at each moment. No snapshot contains or
-    /// names it.
+    /// names it. Of a size that is no multiple of 512 bytes the guest does not see the rest, and
+    /// there may be nothing.
     File {
         /// Open for reading, and for writing unless the guest only reads.
         file: OpenFile,
@@ -225,6 +240,10 @@ pub struct HostConfig {
     /// is a clone. `None` for a guest without an operating system; nothing is written
     /// to its memory then.
     pub generation: Option<Uuid>,
+    /// Whether the clock of a restored guest advances by the time since its freeze, by the host's
+    /// wall clock, instead of continuing where it stopped. A freeze on Linux before 5.16, or on a
+    /// host whose time-stamp counter is not its clock, does not save what this needs.
+    pub advance_clock: bool,
     /// Register windows in addition to those of the virtio devices.
     pub windows: Vec<MmioWindow>,
 }

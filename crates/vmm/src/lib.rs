@@ -31,8 +31,8 @@ pub use arch::cpu_model::{CpuModel, CpuModelError};
 pub use arch::kernel::{DEFAULT_CMDLINE, LoadKernelError};
 pub use bus::{MmioDevice, OverlapError};
 pub use config::{
-    BootConfig, Devices, Drive, DriveDisk, GUEST_CID, HostConfig, MAX_VCPUS, MmioWindow, NETWORK,
-    NetworkDevice, OVERLAY_DRIVE, OverlayBase, ROOT_DRIVE, Scratch, SizeError,
+    BootConfig, CpuChoice, Devices, Drive, DriveDisk, GUEST_CID, HostConfig, MAX_VCPUS, MmioWindow,
+    NETWORK, NetworkDevice, OVERLAY_DRIVE, OverlayBase, ROOT_DRIVE, Scratch, SizeError,
 };
 pub use console::{Console, SerialStateError};
 pub use control::{
@@ -58,7 +58,7 @@ pub use state::DecodeStateError;
 pub use vcpu::state::{RestoreVcpuError, SaveVcpuError};
 pub use vcpu::{VcpuFailure, VcpuThreadError};
 pub use virtio::{
-    BindVsockError, DiskCache, Metadata, Network, NetworkConfig, NetworkEnd, OpenDiskError,
-    OpenTapError, RateLimit, RateLimiter, TokenBucket, VsockBroker, VsockConnector, VsockListener,
-    is_in_memory, open_tap, scratch_file,
+    BalloonConfig, BalloonStatistics, BindVsockError, DiskCache, Metadata, Network, NetworkConfig,
+    NetworkEnd, OpenDiskError, OpenTapError, RateLimit, RateLimiter, TokenBucket, VsockBroker,
+    VsockConnector, VsockListener, is_in_memory, open_tap, scratch_file,
 };

@@ -81,7 +81,7 @@ impl MachineState {
                 DeviceState::Block(_) => devices.drives.push(id.clone()),
                 DeviceState::Vsock(state) => devices.vsock = Some(state.cid),
                 DeviceState::Rng => devices.entropy = true,
-                DeviceState::Balloon(_) => devices.balloon = true,
+                DeviceState::Balloon(state) => devices.balloon = Some(state.config()),
                 DeviceState::Net(state) => {
                     let (id, config) = (id.clone(), state.config());
                     devices.networks.push(NetworkDevice { id, config });

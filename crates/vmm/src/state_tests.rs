@@ -11,8 +11,8 @@ use crate::i8042::KeyboardState;
 use crate::kvm::VmState;
 use crate::vcpu::state::VcpuState;
 use crate::virtio::{
-    BalloonState, BlockState, DeviceState, NetState, NetworkConfig, QueueRegisters, TransportState,
-    VsockState,
+    BalloonConfig, BalloonState, BlockState, DeviceState, NetState, NetworkConfig, QueueRegisters,
+    TransportState, VsockState,
 };
 
 /// Machine state of version 1, written by the first firn. It never changes, nor do those below.
@@ -58,6 +58,14 @@ fn state() -> MachineState {
         serial: *b"root\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
     };
     let flows = NetworkState::default();
+    let balloon = BalloonState {
+        actual: 21,
+        poison: 22,
+        target: 23,
+        deflate_on_oom: true,
+        statistics: true,
+        reporting: true,
+    };
     MachineState {
         vm: VmState {
             irqchips: vec![kvm_irqchip { chip_id: KVM_IRQCHIP_IOAPIC, ..Default::default() }],
@@ -104,7 +112,7 @@ fn state() -> MachineState {
         devices: vec![
             device("root", DeviceState::Block(block)),
             device("entropy", DeviceState::Rng),
-            device("balloon", DeviceState::Balloon(BalloonState { actual: 21, poison: 22 })),
+            device("balloon", DeviceState::Balloon(balloon)),
             device("vsock", DeviceState::Vsock(VsockState { cid: 3, next_port: 31 })),
             device(
                 "eth0",
@@ -119,7 +127,13 @@ fn state() -> MachineState {
 fn earlier(absent: usize) -> MachineState {
     let mut state = state();
     state.devices.remove(absent);
-    state.devices.iter_mut().for_each(|device| device.transport.config_generation = 0);
+    for SavedDevice { transport, .. } in &mut state.devices {
+        transport.config_generation = 0;
+        if let DeviceState::Balloon(balloon) = &mut transport.device {
+            *balloon =
+                BalloonState { target: 0, deflate_on_oom: false, statistics: false, ..*balloon };
+        }
+    }
     MachineState { legacy: None, note: Vec::new(), ..state }
 }
 
@@ -134,7 +148,7 @@ fn earlier_versions_are_read_with_the_ids_of_firns_own_devices() {
             drives: vec!["root".to_owned()],
             vsock: (version == 1).then_some(3),
             entropy: true,
-            balloon: true,
+            balloon: Some(BalloonConfig::REPORTING),
             networks: (version == 2).then_some(network).into_iter().collect(),
         };
         assert_eq!(decoded.devices(), devices);

@@ -1,6 +1,6 @@
 //! vCPUs, memory and the kernel.
 
-use firn_vmm::MAX_VCPUS;
+use firn_vmm::{CpuChoice, CpuModel, MAX_VCPUS};
 use serde::{Deserialize, Serialize};
 
 use super::ValueError;
@@ -90,12 +90,12 @@ impl MachineConfig {
         if self.mem_size_mib == 0 || self.mem_size_mib > u64::MAX / MIB {
             return Err(ValueError::invalid("mem_size_mib", "use at least 1 MiB"));
         }
-        if self.smt {
-            return Err(ValueError::unsupported("smt", "each vCPU is a core; use false"));
+        if self.smt && self.vcpu_count > 1 && !self.vcpu_count.is_multiple_of(2) {
+            let reason = "with smt, use 1 or an even number";
+            return Err(ValueError::invalid("vcpu_count", reason));
         }
-        if !matches!(self.cpu_template, None | Some(CpuTemplate::None)) {
-            let reason = "firn has no CPU templates; leave the field out, or use \"None\"";
-            return Err(ValueError::unsupported("cpu_template", reason));
+        if self.cpu_template == Some(CpuTemplate::V1N1) {
+            return Err(ValueError::unsupported("cpu_template", "V1N1 is for Arm processors"));
         }
         if self.huge_pages != HugePages::None {
             let reason = "guest memory has pages of the host's default size; use \"None\"";
@@ -104,18 +104,30 @@ impl MachineConfig {
         Ok(())
     }
 
+    /// The processor model of the template. A template hides instructions that not all of its
+    /// processors have, and so does the model.
+    pub(crate) fn cpu(&self) -> CpuChoice {
+        match self.cpu_template {
+            Some(CpuTemplate::C3) => CpuChoice::AtMost(CpuModel::V2),
+            Some(CpuTemplate::T2 | CpuTemplate::T2S | CpuTemplate::T2CL | CpuTemplate::T2A) => {
+                CpuChoice::AtMost(CpuModel::V3)
+            }
+            Some(CpuTemplate::V1N1 | CpuTemplate::None) | None => CpuChoice::Best,
+        }
+    }
+
     /// Guest memory, bytes.
     pub(crate) fn memory(&self) -> u64 {
         self.mem_size_mib.saturating_mul(MIB)
     }
 
-    /// The configuration of a snapshot's machine.
-    pub(crate) fn of_snapshot(vcpus: u32, memory: u64, track_dirty_pages: bool) -> Self {
+    /// The configuration of a snapshot's machine, whose state file has this one.
+    pub(crate) fn of_snapshot(&self, vcpus: u32, memory: u64, track_dirty_pages: bool) -> Self {
         Self {
             vcpu_count: u8::try_from(vcpus).unwrap_or(u8::MAX),
             mem_size_mib: memory / MIB,
             track_dirty_pages,
-            ..Self::default()
+            ..self.clone()
         }
     }
 }

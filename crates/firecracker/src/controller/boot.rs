@@ -2,8 +2,9 @@
 
 use firn_vmm::BootConfig;
 
+use super::balloon::start_statistics;
 use super::devices::unbind;
-use super::{Answer, Controller, MemorySource, Running, open};
+use super::{Answer, Controller, MemorySource, Running, kick, open};
 use crate::config::Drive;
 use crate::fault::Fault;
 use crate::vmm::Origin;
@@ -28,7 +29,8 @@ impl Controller {
             device_arguments: true,
             legacy_devices: true,
             vcpus: machine.vcpu_count,
-            cpu: None,
+            smt: machine.smt && machine.vcpu_count > 1,
+            cpu: machine.cpu(),
             memory: machine.memory(),
             track_writes: machine.track_dirty_pages,
             devices: self.guest_devices()?,
@@ -36,6 +38,8 @@ impl Controller {
         };
         let started = self.vmm.start(Origin::Boot(Box::new(config)));
         let handle = started.inspect_err(|_| unbind(&self.config))?;
+        kick(&handle)?;
+        start_statistics(self.config.balloon.as_ref(), &handle)?;
         self.running = Some(Running { handle, paused: false, memory: MemorySource::Boot });
         Ok(Answer::Done)
     }

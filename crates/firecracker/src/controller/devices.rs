@@ -21,7 +21,7 @@ use uuid::Uuid;
 use super::{Answer, Controller, NOT_BEFORE, answer, call, cannot_open};
 use crate::api::{Action, Request};
 use crate::config::{
-    Balloon, CacheType, Drive, DriveUpdate, IoEngine, LoadSnapshot, MmdsConfig, MmdsVersion,
+    CacheType, Drive, DriveUpdate, IoEngine, LoadSnapshot, MmdsConfig, MmdsVersion,
     NetworkInterface, NetworkInterfaceUpdate, RateLimiter, Serial, TokenBucket, ValueError,
     VmConfig, Vsock,
 };
@@ -61,16 +61,11 @@ impl Controller {
             Request::PutMmds(document) => self.mmds.put(document)?,
             Request::PatchMmds(patch) => self.mmds.patch(patch)?,
             Request::GetBalloon => return answer(self.balloon()?),
-            Request::PatchBalloon(update) => {
-                self.running()?;
-                let balloon = Balloon { amount_mib: update.amount_mib, ..*self.balloon()? };
-                check_balloon(&balloon)?;
+            Request::PatchBalloon(update) => self.resize_balloon(update)?,
+            Request::GetBalloonStatistics => {
+                return Ok(Answer::Json(self.balloon_statistics()?));
             }
-            Request::GetBalloonStatistics | Request::PatchBalloonStatistics(_) => {
-                self.running()?;
-                self.balloon()?;
-                return Err(Fault::new("the statistics of the balloon are not enabled"));
-            }
+            Request::PatchBalloonStatistics(update) => self.set_statistics_period(update)?,
             Request::Act(Action::SendCtrlAltDel) => {
                 let running = self.running()?;
                 call(&running.handle, |microvm| microvm.send_ctrl_alt_del())??;
@@ -97,10 +92,7 @@ impl Controller {
                 self.check_mmds(&config)?;
                 self.config.mmds_config = Some(config);
             }
-            Request::PutBalloon(balloon) => {
-                check_balloon(&balloon)?;
-                self.config.balloon = Some(balloon);
-            }
+            Request::PutBalloon(balloon) => self.put_balloon(balloon)?,
             Request::PutEntropy(entropy) => {
                 self.config.entropy = Some(entropy);
             }
@@ -182,10 +174,6 @@ impl Controller {
         }
     }
 
-    fn balloon(&self) -> Result<&Balloon, Fault> {
-        self.config.balloon.as_ref().ok_or_else(|| Fault::new("the microVM has no balloon"))
-    }
-
     fn patch_drive(&mut self, update: DriveUpdate) -> Result<Answer, Fault> {
         let running = self.running.as_ref().ok_or_else(|| Fault::new(NOT_BEFORE))?;
         let drive = self.config.drives.iter_mut().find(|drive| drive.drive_id == update.drive_id);
@@ -231,7 +219,7 @@ impl Controller {
             drives: self.config.drives.iter().map(|drive| drive.drive_id.clone()).collect(),
             vsock: self.config.vsock.as_ref().map(|vsock| vsock.guest_cid),
             entropy: self.config.entropy.is_some(),
-            balloon: self.config.balloon.is_some(),
+            balloon: self.guest_balloon()?,
             networks: networks.collect::<Result<_, _>>()?,
         })
     }
@@ -272,6 +260,7 @@ impl Controller {
             console_input: console_input()?,
             entropy_limiter: entropy.transpose()?,
             generation: Some(Uuid::new_v4()),
+            advance_clock: false,
             windows: Vec::new(),
             // The last one: a start that fails leaves no socket.
             vsock: config.vsock.as_ref().map(listen).transpose()?,
@@ -342,22 +331,6 @@ fn check_vsock(vsock: &Vsock) -> Result<(), ValueError> {
         return Err(ValueError::invalid("uds_path", "it is empty"));
     }
     Ok(())
-}
-
-fn check_balloon(balloon: &Balloon) -> Result<(), ValueError> {
-    let unsupported = [
-        (balloon.amount_mib != 0, "amount_mib", "the balloon reports free pages alone; use 0"),
-        (
-            balloon.stats_polling_interval_s != 0,
-            "stats_polling_interval_s",
-            "the balloon has no statistics; use 0",
-        ),
-        (balloon.free_page_hinting, "free_page_hinting", "use free_page_reporting"),
-    ];
-    match unsupported.into_iter().find(|(found, ..)| *found) {
-        Some((_, field, reason)) => Err(ValueError::unsupported(field, reason)),
-        None => Ok(()),
-    }
 }
 
 /// Where the output of the serial port goes.

@@ -1,5 +1,6 @@
 //! Carries out requests: the resources before the start, the microVM after it.
 
+mod balloon;
 mod boot;
 mod devices;
 mod snapshot;
@@ -16,7 +17,8 @@ use serde_json::{Value, json};
 use crate::api::{Action, Request, VmState};
 use crate::config::{BootSource, MachineConfig, PlannerChoice, VmConfig};
 use crate::fault::Fault;
-use crate::logger::{self, LoggerConfig};
+use crate::log;
+use crate::logger::{self, Level, LoggerConfig};
 use crate::metrics::{Latency, Metrics, MetricsConfig};
 use crate::vmm::Vmm;
 use crate::{APP_NAME, VERSION};
@@ -204,6 +206,9 @@ impl Controller {
         };
         let change = if paused { Microvm::pause } else { Microvm::resume };
         call(&running.handle, change)??;
+        if !paused {
+            kick(&running.handle)?;
+        }
         running.paused = paused;
         self.metrics.took(latency, begin.elapsed());
         Ok(Answer::Done)
@@ -220,6 +225,14 @@ fn call<T: Send + 'static>(
     request: impl FnOnce(&mut Microvm) -> T + Send + 'static,
 ) -> Result<T, GoneError> {
     handle.call(request)
+}
+
+/// Makes the devices of a guest that was started or resumed look at their queues. Clients find out
+/// by this line of the log that it runs.
+fn kick(handle: &Handle) -> Result<(), GoneError> {
+    call(handle, |microvm| microvm.kick_devices())?;
+    log!(Level::Info, "Artificially kick devices.");
+    Ok(())
 }
 
 /// Opens a file that a field names, for reading.

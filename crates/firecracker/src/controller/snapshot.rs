@@ -9,14 +9,14 @@ use std::time::Instant;
 use firn_memory::planners::{Planner, Store, parse};
 use firn_run::{Descriptors, PageFaultHandler, Source, SourceSpec};
 use firn_snapshot::{Begin, Freeze, OpenTwice, Seal, Snapshot, Target, Verify};
-use firn_vmm::{FreezeError, Microvm, note_of};
+use firn_vmm::{FreezeError, HostConfig, Microvm, note_of};
 use rustix::fs::{MemfdFlags, memfd_create};
 
+use super::balloon::start_statistics;
 use super::devices::{overridden, unbind};
-use super::{Answer, Controller, MemorySource, NOT_AFTER, Running, call, cannot_open};
+use super::{Answer, Controller, MemorySource, NOT_AFTER, Running, call, cannot_open, kick};
 use crate::config::{
-    BackendType, CreateSnapshot, LoadSnapshot, MachineConfig, PlannerChoice, SnapshotType,
-    ValueError, VmConfig,
+    BackendType, CreateSnapshot, LoadSnapshot, PlannerChoice, SnapshotType, ValueError, VmConfig,
 };
 use crate::fault::Fault;
 use crate::metrics::Latency;
@@ -36,10 +36,6 @@ impl Controller {
             return Err(Fault::new("the microVM runs: pause it before a snapshot is created"));
         }
         let is_diff = create.snapshot_type == SnapshotType::Diff;
-        if is_diff && !tracks {
-            let reason = "a diff snapshot needs track_dirty_pages at the boot or the load";
-            return Err(ValueError::invalid("snapshot_type", reason).into());
-        }
         let memory = open_output("mem_file_path", &create.mem_file_path)?;
         let metadata = memory.metadata()?;
         if running.memory == MemorySource::File(metadata.dev(), metadata.ino()) {
@@ -52,7 +48,12 @@ impl Controller {
         if !is_diff {
             memory.set_len(0)?;
         }
-        let target = if is_diff { Target::Written } else { Target::Files { dense: false } };
+        let target = match (is_diff, tracks) {
+            (true, true) => Target::Written,
+            // What was written is not known: everything may have been.
+            (true, false) => Target::Files { dense: true },
+            (false, _) => Target::Files { dense: false },
+        };
         let (handle, served) = (running.handle.clone(), running.memory == MemorySource::Handler);
         let files = (memory.try_clone()?, state.try_clone()?);
         let save = move |microvm: &mut Microvm| {
@@ -91,10 +92,6 @@ impl Controller {
             let reason = "only logger, metrics and planner may be configured before";
             return Err(Fault::new(format!("a snapshot cannot be loaded: {reason}")));
         }
-        if load.clock_realtime {
-            let reason = "the guest's clock continues where it stopped; use false";
-            return Err(ValueError::unsupported("clock_realtime", reason).into());
-        }
         let (backend, tracks) = (load.backend()?, load.tracks()?);
         let (planner, pool) = self.planner(backend.backend_type)?;
         let state_path = Path::new(&load.snapshot_path);
@@ -113,7 +110,7 @@ impl Controller {
         let snapshot = Snapshot::of_two_files(state, state_path, image)?;
         let config = saved(&snapshot)?;
         let manifest = snapshot.manifest();
-        let machine_config = MachineConfig::of_snapshot(
+        let machine_config = config.machine_config.of_snapshot(
             manifest.description.vcpus,
             manifest.layout.total_bytes(),
             tracks,
@@ -131,7 +128,7 @@ impl Controller {
                 LoadMemory::Served(handler, Box::new(memory))
             }
         };
-        let host = self.host(&config)?;
+        let host = HostConfig { advance_clock: load.clock_realtime, ..self.host(&config)? };
         let resumes = load.resume_vm;
         let origin = Origin::Load(Box::new(Load { source, memory, host, tracks, resumes }));
         let handle = self.vmm.start(origin).inspect_err(|_| unbind(&config))?;
@@ -145,6 +142,10 @@ impl Controller {
             Some(metadata) => MemorySource::File(metadata.dev(), metadata.ino()),
             None => MemorySource::Handler,
         };
+        if resumes {
+            kick(&handle)?;
+        }
+        start_statistics(self.config.balloon.as_ref(), &handle)?;
         self.running = Some(Running { handle, paused: !resumes, memory });
         self.metrics.took(Latency::LoadSnapshot, begin.elapsed());
         Ok(Answer::Done)

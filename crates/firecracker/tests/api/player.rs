@@ -41,7 +41,7 @@ impl Player {
     /// Configures its kernel and its memory.
     pub(crate) fn configure(&self, process: &Process, track_dirty_pages: bool) {
         let memory = self.memory;
-        let machine = json!({ "vcpu_count": 1, "mem_size_mib": memory, "track_dirty_pages": track_dirty_pages });
+        let machine = json!({ "vcpu_count": 1, "mem_size_mib": memory, "track_dirty_pages": track_dirty_pages, "cpu_template": "T2" });
         process.put("/machine-config", &machine);
         process.put("/boot-source", &json!({ "kernel_image_path": self.kernel }));
     }

@@ -29,6 +29,9 @@ fn the_machine_is_configured_in_whole_and_in_part() {
     let error = process.refused("PATCH", "/machine-config", &json!({}));
     assert!(error.contains("it changes nothing"), "{error}");
     process.refused("PATCH", "/machine-config", &json!({ "mem_size_mib": 1, "vcpu_count": 99 }));
+    process.patch("/machine-config", &json!({ "vcpu_count": 2, "smt": true }));
+    let error = process.refused("PATCH", "/machine-config", &json!({ "vcpu_count": 3 }));
+    assert_eq!(error, "vcpu_count is not valid: with smt, use 1 or an even number");
     assert_eq!(process.get("/machine-config")["mem_size_mib"], 256, "no part of it is applied");
 }
 
@@ -155,7 +158,10 @@ fn a_microvm_with_devices_is_saved_and_loaded() {
     process.put("/drives/d", &drive);
     process.put("/vsock", &json!({ "guest_cid": 7, "uds_path": path("vsock") }));
     process.put("/entropy", &json!({}));
-    process.put("/balloon", &json!({ "amount_mib": 0, "deflate_on_oom": false }));
+    process.put(
+        "/balloon",
+        &json!({ "amount_mib": 4, "deflate_on_oom": false, "stats_polling_interval_s": 1 }),
+    );
     player.boot(&process);
     assert!(path("vsock").exists());
     process.patch("/drives/d", &json!({ "drive_id": "d", "path_on_host": path("other") }));
@@ -164,11 +170,18 @@ fn a_microvm_with_devices_is_saved_and_loaded() {
     assert_eq!(process.get("/vm/config")["drives"][0]["path_on_host"], json!(path("other")));
     let error = process.refused("PATCH", "/drives/x", &json!({ "drive_id": "x" }));
     assert_eq!(error, "the microVM has no drive \"x\"");
-    let error = process.refused("PATCH", "/balloon", &json!({ "amount_mib": 8 }));
-    assert!(error.starts_with("amount_mib is not supported"), "{error}");
-    process.patch("/balloon", &json!({ "amount_mib": 0 }));
-    let error = process.refused("GET", "/balloon/statistics", &Value::Null);
-    assert_eq!(error, "the statistics of the balloon are not enabled");
+    process.patch("/balloon", &json!({ "amount_mib": 8 }));
+    assert_eq!(process.get("/balloon")["amount_mib"], 8);
+    let error = process.refused("PATCH", "/balloon", &json!({ "amount_mib": 100_000 }));
+    assert_eq!(error, "amount_mib is not valid: the guest has 64 MiB of memory");
+    assert_eq!(
+        process.get("/balloon/statistics"),
+        json!({ "target_pages": 2048, "target_mib": 8, "actual_pages": 0, "actual_mib": 0 })
+    );
+    process.patch("/balloon/statistics", &json!({ "stats_polling_interval_s": 2 }));
+    let error =
+        process.refused("PATCH", "/balloon/statistics", &json!({ "stats_polling_interval_s": 0 }));
+    assert!(error.contains("statistics are enabled before the boot"), "{error}");
     let files = process.save(dir.path());
     let config = process.get("/vm/config");
     drop(process);
@@ -188,6 +201,7 @@ fn a_microvm_with_devices_is_saved_and_loaded() {
     }
     assert_eq!(loaded["vsock"]["uds_path"], json!(path("vsock2")));
     assert_eq!(loaded["vsock"]["guest_cid"], 7);
+    assert_eq!(process.get("/balloon/statistics")["target_mib"], 8);
     replay(&mut process);
 }
 

@@ -190,8 +190,6 @@ fn fields_of_a_load_that_contradict_each_other_are_refused() {
         "track_dirty_pages": true, "enable_diff_snapshots": true,
     });
     assert!(refused(&twice).starts_with("enable_diff_snapshots is not valid"));
-    let clock = json!({ "snapshot_path": "/x", "mem_backend": backend, "clock_realtime": true });
-    assert!(refused(&clock).starts_with("clock_realtime is not supported"));
 }
 
 #[test]

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use kvm_bindings::{
-    KVM_CAP_X86_DISABLE_EXITS, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
-    KVM_MEM_LOG_DIRTY_PAGES, KVM_PIT_SPEAKER_DUMMY, KVM_X86_DISABLE_EXITS_HLT, kvm_clock_data,
-    kvm_enable_cap, kvm_irqchip, kvm_pit_config, kvm_pit_state2, kvm_userspace_memory_region,
+    KVM_CAP_X86_DISABLE_EXITS, KVM_CLOCK_REALTIME, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
+    KVM_IRQCHIP_PIC_SLAVE, KVM_MEM_LOG_DIRTY_PAGES, KVM_PIT_SPEAKER_DUMMY,
+    KVM_X86_DISABLE_EXITS_HLT, kvm_clock_data, kvm_enable_cap, kvm_irqchip, kvm_pit_config,
+    kvm_pit_state2, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{IoEventAddress, Kvm, VcpuFd, VmFd};
 use serde::{Deserialize, Serialize};
@@ -47,6 +48,14 @@ pub(crate) struct VmState {
 }
 
 impl VmState {
+    /// Decides whether the clock advances by the time since it was saved, when it is set. Returns
+    /// false if it shall, and the wall clock was not saved with it (`KVM_CLOCK_REALTIME`, Linux
+    /// Documentation/virt/kvm/api.rst 4.30).
+    pub(crate) fn advance_clock(&mut self, advances: bool) -> bool {
+        self.clock.flags &= if advances { KVM_CLOCK_REALTIME } else { 0 };
+        !advances || self.clock.flags != 0
+    }
+
     /// Whether the guest accepts interrupts at a pin of the I/O APIC. A guest without a handler
     /// must not get the interrupt.
     pub(crate) fn accepts(&self, gsi: u32) -> bool {
@@ -212,11 +221,10 @@ impl Vm {
         Ok(())
     }
 
-    /// Sets the clock. The guest's monotonic time continues from the freeze; its agent sets the
-    /// wall clock.
+    /// Sets the clock. The guest's monotonic time continues from the freeze, and its agent sets the
+    /// wall clock, unless the clock [advances](VmState::advance_clock).
     pub(crate) fn set_clock(&self, state: &VmState) -> Result<(), VmError> {
-        let clock = kvm_clock_data { flags: 0, ..state.clock };
-        self.fd.set_clock(&clock).map_err(failed("set the clock"))
+        self.fd.set_clock(&state.clock).map_err(failed("set the clock"))
     }
 }
 

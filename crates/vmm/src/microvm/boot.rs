@@ -12,7 +12,7 @@ use super::standby::Standby;
 use crate::arch::cpu_model::CpuModel;
 use crate::arch::kernel::{self, Kernel, LoadKernelError};
 use crate::arch::{boot_regs, cpu_features, cpuid};
-use crate::config::{BootConfig, SizeError, check_sizes};
+use crate::config::{BootConfig, CpuChoice, SizeError, check_sizes};
 use crate::i8042::KeyboardState;
 
 /// Why a microVM did not boot. Everything that the attempt created is removed.
@@ -79,7 +79,11 @@ impl Microvm {
             memory.track_writes();
         }
         let offered = kvm.cpuid.as_slice();
-        let model = config.cpu.unwrap_or_else(|| CpuModel::best(offered));
+        let model = match config.cpu {
+            CpuChoice::Best => CpuModel::best(offered),
+            CpuChoice::AtMost(model) => CpuModel::best(offered).min(model),
+            CpuChoice::Exactly(model) => model,
+        };
         let lacking = model.lacking(offered);
         if !lacking.is_empty() {
             let missing = cpu_features::describe_all(&lacking);
@@ -112,8 +116,11 @@ impl Microvm {
         let mut cpuids = Vec::with_capacity(parts.vcpus.len());
         for (vcpu, fd) in (0u8..).zip(&parts.vcpus) {
             let failed = |source| BootError::Vcpu { vcpu, source };
-            let list =
+            let mut list =
                 cpuid::for_vcpu(&parts.kvm.cpuid, model, vcpu, vcpus, parts.kvm.has_tsc_deadline());
+            if config.smt {
+                cpuid::pair_threads(&mut list, vcpu, vcpus);
+            }
             fd.set_cpuid2(&list).map_err(failed)?;
             cpuids.push(list);
             if vcpu == 0 {

@@ -12,7 +12,8 @@ use firn_snapshot::{Snapshot, freeze};
 
 use super::*;
 use crate::config::{
-    Devices, Drive, DriveDisk, HostConfig, MAX_VCPUS, NetworkDevice, OverlayBase, Scratch,
+    CpuChoice, Devices, Drive, DriveDisk, HostConfig, MAX_VCPUS, NetworkDevice, OverlayBase,
+    Scratch,
 };
 use crate::kvm::{KVM_DEVICE, OpenKvm};
 use crate::microvm::tests::to_directory;
@@ -20,7 +21,7 @@ use crate::microvm::{
     AssembleError, End, FrozenMachine, RestoreError, UpdateDeviceError, WireError,
 };
 use crate::open_file::OpenFile;
-use crate::virtio::{DiskCache, Network, NetworkConfig, VsockListener};
+use crate::virtio::{BalloonConfig, DiskCache, Network, NetworkConfig, VsockListener};
 
 /// The address at which a kernel is loaded.
 const START: u64 = 0x10_0000;
@@ -157,7 +158,8 @@ fn config(kernel: OpenFile) -> BootConfig {
         legacy_devices: true,
         track_writes: false,
         vcpus: 1,
-        cpu: None,
+        smt: false,
+        cpu: CpuChoice::Best,
         memory: 16 << 20,
         devices: Devices::default(),
         host: HostConfig::default(),
@@ -200,7 +202,11 @@ fn elf_and_bzimage_start_with_the_callers_command_line_and_reset_by_the_keyboard
                 cmdline: cmdline.to_owned(),
                 device_arguments: arguments,
                 initramfs: Some(file(dir.path(), "initramfs", &[7; 5000])),
-                devices: Devices { entropy: true, balloon: true, ..Devices::default() },
+                devices: Devices {
+                    entropy: true,
+                    balloon: Some(BalloonConfig::REPORTING),
+                    ..Devices::default()
+                },
                 ..config(file(dir.path(), "kernel", &image))
             };
             let mut microvm = Microvm::boot(config, kvm()).unwrap();
@@ -310,7 +316,7 @@ fn many(dir: &Path, drives_of: usize) -> BootConfig {
         drives: ids,
         vsock: Some(42),
         entropy: true,
-        balloon: true,
+        balloon: Some(BalloonConfig::REPORTING),
         networks: vec![network("eth0"), network("eth1")],
     };
     BootConfig { devices, host, ..config(kernel) }

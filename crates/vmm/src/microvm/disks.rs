@@ -102,7 +102,7 @@ pub(super) fn open_file(
     cache: DiskCache,
 ) -> Result<Disk, OpenDiskError> {
     Ok(if read_only {
-        Disk::ReadOnly(ReadOnlyDisk::new(file)?)
+        Disk::ReadOnly(ReadOnlyDisk::of_any_size(file)?)
     } else {
         Disk::Writable(WritableDisk::new(file, cache)?)
     })

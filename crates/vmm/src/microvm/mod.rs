@@ -17,6 +17,7 @@ mod virtio_set;
 mod watchdog;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 use parking_lot::Mutex;
@@ -37,7 +38,7 @@ use crate::open_file::OpenFile;
 use crate::subscriber::Subscriber;
 use crate::vcpu::observer::{Observer, VcpuThread};
 use crate::vcpu::{EndNotice, Vcpu, VcpuEnd, VcpuFailure, VcpuThreadError};
-use crate::virtio::RateLimit;
+use crate::virtio::{BalloonStatistics, RateLimit};
 use handle::Inbox;
 use virtio_set::VirtioSet;
 use watchdog::Watchdog;
@@ -244,6 +245,37 @@ impl Microvm {
     /// See [`UpdateDeviceError`].
     pub fn limit_drive(&self, id: &str, limit: RateLimit) -> Result<(), UpdateDeviceError> {
         self.devices.limit_drive(id, limit)
+    }
+
+    /// Makes each device look at its queues, as after a notification.
+    pub fn kick_devices(&self) {
+        self.devices.kick();
+    }
+
+    /// Changes the size of the balloon that the host wants, in pages of 4096 bytes. The guest
+    /// follows as far as it can.
+    ///
+    /// # Errors
+    /// See [`UpdateDeviceError`].
+    pub fn set_balloon_target(&self, target: u32) -> Result<(), UpdateDeviceError> {
+        self.devices.set_balloon_target(target)
+    }
+
+    /// What a guest whose balloon has statistics has told of its memory.
+    ///
+    /// # Errors
+    /// See [`UpdateDeviceError`].
+    pub fn balloon_statistics(&self) -> Result<BalloonStatistics, UpdateDeviceError> {
+        self.devices.balloon_statistics()
+    }
+
+    /// Changes the time after which a guest whose balloon has statistics tells again; `None`, as at
+    /// the start, for never.
+    ///
+    /// # Errors
+    /// See [`UpdateDeviceError`].
+    pub fn set_balloon_period(&self, period: Option<Duration>) -> Result<(), UpdateDeviceError> {
+        self.devices.set_balloon_period(period)
     }
 
     /// Changes the limits of a network device that has limiters: of frames to the guest, and of

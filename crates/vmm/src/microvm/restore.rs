@@ -26,6 +26,11 @@ pub enum RestoreError {
     /// The parts of the snapshot contradict each other: a defect of the writer.
     #[error("the snapshot contradicts itself: {0}")]
     Contradiction(&'static str),
+    /// The clock cannot advance.
+    #[error(
+        "the guest's clock cannot advance: its host saved no wall clock with it (that takes Linux          5.16, and the time-stamp counter as its clock)"
+    )]
+    NoWallClock,
     /// The parts cannot be assembled.
     #[error(transparent)]
     Assemble(#[from] AssembleError),
@@ -86,6 +91,9 @@ impl Microvm {
             .ok()
             .filter(|vcpus| u32::from(*vcpus) == description.vcpus)
             .ok_or(RestoreError::Contradiction("its manifest has another number of vCPUs"))?;
+        if !state.vm.advance_clock(host.advance_clock) {
+            return Err(RestoreError::NoWallClock);
+        }
         let generation = host.generation;
         let machine = Machine {
             devices: state.devices(),

@@ -9,6 +9,7 @@ use std::process::Command;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
+use kvm_bindings::KVM_CLOCK_REALTIME;
 use uuid::Uuid;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -16,7 +17,9 @@ use firn_memory::planners::{self, parse};
 use firn_memory::{GuestMemory, GuestView, Sources, execute, execute_in};
 use firn_snapshot::{Destination, FreezeReport, FreezeRequest, MemoryLayout, NotFrozen, Snapshot};
 
-use super::{End, FreezeError, FrozenMachine, Microvm, Shape, Standby, UserRegisters};
+use super::{
+    End, FreezeError, FrozenMachine, Microvm, RestoreError, Shape, Standby, UserRegisters,
+};
 use crate::bus::MmioDevice;
 use crate::config::{HostConfig, MmioWindow};
 use crate::kvm::{KVM_DEVICE, OpenKvm};
@@ -457,6 +460,36 @@ fn a_held_machine_finds_the_time_of_the_freeze_when_it_is_released() {
     assert_eq!(written(&microvm).to_le_bytes(), *generation.as_bytes());
     microvm.resume().unwrap();
     follow(&reports, 2, &mut rounds, 20);
+}
+
+#[test]
+fn the_clock_advances_by_the_time_since_the_freeze_if_it_shall() {
+    const WAIT: Duration = Duration::from_millis(300);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("snapshot");
+    freeze(&mut boot(host().0, 1, 64 << 20), &path);
+    let snapshot = Snapshot::open(&path).unwrap();
+    let plan = planners::plan(&snapshot, None, &*parse("firecracker").unwrap()).unwrap();
+    std::thread::sleep(WAIT);
+    let restored = |advance_clock, has_wall_clock: bool| {
+        let executed = execute(&plan, &Sources::of(&snapshot, None).unwrap()).unwrap();
+        let mut frozen = FrozenMachine::open_on(&snapshot, kvm()).unwrap();
+        let clock = &mut frozen.state.vm.clock;
+        let saved = clock.clock;
+        if !has_wall_clock {
+            clock.flags = 0;
+        } else if clock.flags & KVM_CLOCK_REALTIME == 0 {
+            return None;
+        }
+        let host = HostConfig { advance_clock, ..host().0 };
+        let restored = Microvm::restore(frozen, executed.memory, host).map(|(microvm, _)| microvm);
+        Some(restored.map(|microvm| microvm.vm.fd.get_clock().unwrap().clock - saved))
+    };
+    assert!(matches!(restored(true, false), Some(Err(RestoreError::NoWallClock))));
+    // This host may not save it.
+    if let Some(advanced) = restored(true, true) {
+        assert!(u128::from(advanced.unwrap()) >= WAIT.as_nanos());
+    }
 }
 
 #[test]

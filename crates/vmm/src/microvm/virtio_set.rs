@@ -4,6 +4,7 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use event_manager::{EventManager, SubscriberOps};
 use kvm_ioctls::IoEventAddress;
@@ -24,9 +25,9 @@ use crate::open_file::OpenFile;
 use crate::state::SavedDevice;
 use crate::subscriber::Subscriber;
 use crate::virtio::{
-    Balloon, Block, Disk, Net, Network, NetworkEnd, NewDeviceError, OpenDiskError, PageDiscard,
-    RateLimit, RateLimiter, RestoreDeviceError, Rng, VirtioDevice, VirtioMmio, Vsock,
-    VsockListener,
+    Balloon, BalloonStatistics, Block, Disk, Net, Network, NetworkEnd, NewDeviceError,
+    OpenDiskError, PageDiscard, RateLimit, RateLimiter, RestoreDeviceError, Rng, VirtioDevice,
+    VirtioMmio, Vsock, VsockListener,
 };
 
 /// The least context id of a guest (`VMADDR_CID_HOST` and below are not a guest's).
@@ -85,6 +86,9 @@ pub enum WireError {
     /// The guest's context id is not valid.
     #[error("{0} is not a context id of a guest: use 3 or more")]
     Cid(u32),
+    /// There is no timer for the balloon's statistics.
+    #[error("cannot create a timer for the balloon's statistics")]
+    Timer(#[source] io::Error),
     /// The vsock's sockets cannot be polled.
     #[error("cannot poll the vsock's sockets")]
     Vsock(#[source] io::Error),
@@ -132,6 +136,12 @@ pub enum UpdateDeviceError {
     /// The new file is not a disk image.
     #[error(transparent)]
     Disk(#[from] OpenDiskError),
+    /// The guest has no balloon.
+    #[error("the guest has no balloon")]
+    NoBalloon,
+    /// The balloon was made without statistics.
+    #[error("the guest's balloon was made without statistics")]
+    NoStatistics,
     /// The device was made without a limiter.
     #[error("{kind} {id} was made without a rate limiter, so its limit cannot be changed")]
     NoLimiter {
@@ -185,7 +195,7 @@ impl Connected {
         let Devices { drives, vsock, entropy, balloon, networks } = devices;
         let count = drives.len()
             + networks.len()
-            + [vsock.is_some(), *entropy, *balloon].into_iter().filter(|has| *has).count();
+            + [vsock.is_some(), *entropy, balloon.is_some()].into_iter().filter(|has| *has).count();
         if u32::try_from(count).is_ok_and(|count| count > layout::VIRTIO_DEVICES) {
             return Err(WireError::TooMany(count));
         }
@@ -212,6 +222,7 @@ impl Connected {
 pub(super) struct VirtioSet {
     devices: Vec<Attached>,
     drives: Vec<AttachedDrive>,
+    balloon: Option<Arc<Mutex<VirtioMmio<Balloon<FreePages>>>>>,
     networks: Vec<(String, Arc<Mutex<VirtioMmio<Net>>>)>,
     most_sockets: usize,
 }
@@ -253,8 +264,10 @@ impl VirtioSet {
         if entropy {
             wiring.add("entropy", Rng::new(connected.entropy_limiter))?;
         }
-        if balloon {
-            wiring.add("balloon", Balloon::new(FreePages(vm.memory.clone())))?;
+        if let Some(config) = balloon {
+            let device = Balloon::new(config, FreePages(vm.memory.clone()));
+            let transport = wiring.add("balloon", device.map_err(WireError::Timer)?)?;
+            wiring.set.balloon = Some(transport);
         }
         for NetworkDevice { id, config } in networks {
             let passed = connected.networks.iter().position(|(passed, _)| *passed == id);
@@ -315,10 +328,15 @@ impl VirtioSet {
             }
             transport.lock().restore(&state.transport)?;
         }
+        self.kick();
+        Ok(())
+    }
+
+    /// Makes each device look at its queues.
+    pub(super) fn kick(&self) {
         for Attached { transport, .. } in &self.devices {
             transport.lock().kick_all();
         }
-        Ok(())
     }
 
     /// Exchanges the file of a drive.
@@ -353,6 +371,30 @@ impl VirtioSet {
         })?;
         let has_them = transport.lock().device_mut().set_limits(to_guest, from_guest);
         if has_them { Ok(()) } else { Err(no_limiter("network device", id)) }
+    }
+
+    /// Changes the size of the balloon that the host wants, in pages of 4096 bytes.
+    pub(super) fn set_balloon_target(&self, target: u32) -> Result<(), UpdateDeviceError> {
+        self.balloon()?.lock().configure(|device| device.set_target(target));
+        Ok(())
+    }
+
+    /// What the guest has told of its memory.
+    pub(super) fn balloon_statistics(&self) -> Result<BalloonStatistics, UpdateDeviceError> {
+        self.balloon()?.lock().device().statistics().ok_or(UpdateDeviceError::NoStatistics)
+    }
+
+    /// Changes the time after which the guest tells again; `None` for never.
+    pub(super) fn set_balloon_period(
+        &self,
+        period: Option<Duration>,
+    ) -> Result<(), UpdateDeviceError> {
+        let has_them = self.balloon()?.lock().device().set_period(period);
+        if has_them { Ok(()) } else { Err(UpdateDeviceError::NoStatistics) }
+    }
+
+    fn balloon(&self) -> Result<&Mutex<VirtioMmio<Balloon<FreePages>>>, UpdateDeviceError> {
+        self.balloon.as_deref().ok_or(UpdateDeviceError::NoBalloon)
     }
 
     fn drive(&self, id: &str) -> Result<&AttachedDrive, UpdateDeviceError> {

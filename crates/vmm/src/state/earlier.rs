@@ -40,10 +40,17 @@ struct EarlierTransportState {
 enum EarlierDeviceState {
     Block(BlockState),
     Rng,
-    Balloon(BalloonState),
+    Balloon(EarlierBalloonState),
     Vsock(EarlierVsockState),
     /// Only in version 2.
     Net(NetState),
+}
+
+/// Of a balloon that only reports free pages.
+#[derive(Debug, Serialize, Deserialize)]
+struct EarlierBalloonState {
+    actual: u32,
+    poison: u32,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -64,7 +71,16 @@ impl From<EarlierTransportState> for SavedDevice {
         let device = match earlier.device {
             EarlierDeviceState::Block(state) => DeviceState::Block(state),
             EarlierDeviceState::Rng => DeviceState::Rng,
-            EarlierDeviceState::Balloon(state) => DeviceState::Balloon(state),
+            EarlierDeviceState::Balloon(EarlierBalloonState { actual, poison }) => {
+                DeviceState::Balloon(BalloonState {
+                    actual,
+                    poison,
+                    target: 0,
+                    deflate_on_oom: false,
+                    statistics: false,
+                    reporting: true,
+                })
+            }
             EarlierDeviceState::Vsock(EarlierVsockState { next_port }) => {
                 DeviceState::Vsock(VsockState { cid: GUEST_CID, next_port })
             }

@@ -13,9 +13,9 @@ use firn_memory::GuestView;
 
 use super::testing::{Guest, HIGH, HIGH_LEN};
 use super::{
-    Balloon, Block, Disk, DiskCache, Metadata, Net, Network, NetworkBackend, NetworkConfig,
-    OverlayDisk, PageDiscard, RateLimit, RateLimiter, ReadOnlyDisk, Rng, TokenBucket, Traffic,
-    VirtioDevice, Vsock, VsockBroker, VsockListener, WritableDisk,
+    Balloon, BalloonConfig, Block, Disk, DiskCache, Metadata, Net, Network, NetworkBackend,
+    NetworkConfig, OverlayDisk, PageDiscard, RateLimit, RateLimiter, ReadOnlyDisk, Rng,
+    TokenBucket, Traffic, VirtioDevice, Vsock, VsockBroker, VsockListener, WritableDisk,
 };
 use crate::open_file::OpenFile;
 
@@ -241,7 +241,13 @@ proptest! {
 
     #[test]
     fn a_balloon_withstands_attacks(attacks in attacks()) {
-        withstand(Balloon::new(Keep), attacks);
+        let config = BalloonConfig {
+            target: 512,
+            deflate_on_oom: true,
+            statistics: true,
+            reporting: true,
+        };
+        withstand(Balloon::new(config, Keep).unwrap(), attacks);
     }
 
     #[test]

@@ -26,6 +26,7 @@ mod testing;
 mod vsock;
 
 pub(crate) use balloon::{Balloon, PageDiscard};
+pub use balloon::{BalloonConfig, BalloonStatistics};
 pub(crate) use block::{Block, Disk, OverlayDisk, ReadOnlyDisk, WritableDisk};
 pub use block::{DiskCache, OpenDiskError, is_in_memory, scratch_file};
 pub(crate) use device::VirtioDevice;

@@ -38,7 +38,7 @@ fn a_request_that_is_pending_at_a_freeze_gets_other_bytes_in_each_clone() {
 
 #[test]
 fn the_state_of_another_device_is_refused() {
-    let other = DeviceState::Balloon(BalloonState { actual: 0, poison: 0 });
+    let other = DeviceState::Balloon(BalloonState::default());
     let result = Rng::new(None).restore(&other, true);
     assert!(matches!(result, Err(RestoreDeviceError::OtherDevice { id: 4 })));
 }

@@ -110,15 +110,23 @@ pub(crate) struct VsockState {
     pub(crate) next_port: u32,
 }
 
-/// The registers that a guest's driver wrote to its balloon.
+/// The balloon.
 ///
 /// Any change here requires a new version of the machine state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BalloonState {
     /// The driver's number of pages in the balloon.
     pub(crate) actual: u32,
     /// The byte that fills free pages, repeated four times.
     pub(crate) poison: u32,
+    /// The number of pages that the host wants in it.
+    pub(crate) target: u32,
+    /// Whether the guest takes pages back before it runs out of memory.
+    pub(crate) deflate_on_oom: bool,
+    /// Whether the guest tells how it uses its memory.
+    pub(crate) statistics: bool,
+    /// Whether the guest reports free pages.
+    pub(crate) reporting: bool,
 }
 
 /// The properties of a disk. The snapshot stores its content separately.

@@ -11,8 +11,8 @@ use firn_memory::{Sources, execute};
 use firn_player::format::{PAGE, boot};
 use firn_snapshot::{Destination, FreezeRequest, Snapshot};
 use firn_vmm::{
-    BootConfig, DEFAULT_CMDLINE, Devices, Drive, End, FrozenMachine, HostConfig, KVM_DEVICE,
-    Microvm, OpenFile, OpenKvm, OverlayBase, VsockListener, open_root_disk,
+    BootConfig, CpuChoice, DEFAULT_CMDLINE, Devices, Drive, End, FrozenMachine, HostConfig,
+    KVM_DEVICE, Microvm, OpenFile, OpenKvm, OverlayBase, VsockListener, open_root_disk,
 };
 use uuid::Uuid;
 
@@ -49,7 +49,8 @@ fn boot_elf(trace: &NamedTrace, dir: &Path) -> Microvm {
         track_writes: false,
         legacy_devices: false,
         vcpus: 1,
-        cpu: None,
+        smt: false,
+        cpu: CpuChoice::Best,
         memory: player.memory.next_multiple_of(1 << 20),
         devices: Devices::of_firn(None),
         host: host(dir, file("root", &[0; 4096]), OverlayBase::File(file("overlay", &[0; 4096]))),

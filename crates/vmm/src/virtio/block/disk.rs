@@ -165,7 +165,18 @@ pub(crate) struct WritableDisk {
 }
 
 impl RawImage {
-    fn new(disk: OpenFile) -> Result<Self, OpenDiskError> {
+    /// An image of whole sectors, and at least one.
+    pub(super) fn new(disk: OpenFile) -> Result<Self, OpenDiskError> {
+        let path = disk.path.clone();
+        let (image, size) = Self::of_any_size(disk)?;
+        if size == 0 || image.size != size {
+            return Err(OpenDiskError::Size { path, size });
+        }
+        Ok(image)
+    }
+
+    /// The whole sectors of an image, and the size of all of it.
+    fn of_any_size(disk: OpenFile) -> Result<(Self, u64), OpenDiskError> {
         let OpenFile { file, path } = disk;
         let failed = |source| OpenDiskError::Read { path: path.clone(), source };
         let kind = rustix::fs::fstat(&file).map_err(|errno| failed(errno.into()))?.st_mode;
@@ -176,10 +187,7 @@ impl RawImage {
         // A block device has no size in its metadata.
         let size = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))
             .map_err(|errno| failed(errno.into()))?;
-        if size == 0 || !size.is_multiple_of(SECTOR) {
-            return Err(OpenDiskError::Size { path, size });
-        }
-        Ok(Self { file, size })
+        Ok((Self { file, size: size - size % SECTOR }, size))
     }
 }
 
@@ -191,16 +199,25 @@ impl ReadOnlyDisk {
     pub(crate) fn new(disk: OpenFile) -> Result<Self, OpenDiskError> {
         RawImage::new(disk).map(Self)
     }
+
+    /// The whole sectors of the image in an open file, of which there may be none.
+    ///
+    /// # Errors
+    /// See [`OpenDiskError`].
+    pub(crate) fn of_any_size(disk: OpenFile) -> Result<Self, OpenDiskError> {
+        RawImage::of_any_size(disk).map(|(image, _)| Self(image))
+    }
 }
 
 impl WritableDisk {
-    /// The raw disk image in a file that is open for reading and writing.
+    /// The whole sectors of the image in a file that is open for reading and writing, of which there
+    /// may be none.
     ///
     /// # Errors
     /// See [`OpenDiskError`].
     pub(crate) fn new(disk: OpenFile, cache: DiskCache) -> Result<Self, OpenDiskError> {
         let path = disk.path.clone();
-        let image = RawImage::new(disk)?;
+        let (image, _) = RawImage::of_any_size(disk)?;
         let flags = rustix::fs::fcntl_getfl(&image.file);
         let flags = flags
             .map_err(|errno| OpenDiskError::Read { path: path.clone(), source: errno.into() })?;

@@ -666,3 +666,18 @@ fn work_that_waits_is_looked_at_when_the_limit_changes() {
         guest.run();
     }
 }
+
+#[test]
+fn the_rest_of_a_file_behind_its_last_whole_sector_is_no_part_of_its_drive() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    for (bytes, sectors) in [(0, 0), (511, 0), (512, 1), (1535, 2)] {
+        fs::write(&path, vec![1; bytes]).unwrap();
+        let disk = writable_disk(&path, DiskCache::Unsafe).unwrap();
+        assert_eq!(Disk::Writable(disk).size(), sectors * 512);
+        let read = ReadOnlyDisk::of_any_size(OpenFile::open(&path).unwrap()).unwrap();
+        assert_eq!(Disk::ReadOnly(read).size(), sectors * 512);
+        let exact = ReadOnlyDisk::new(OpenFile::open(&path).unwrap());
+        assert_eq!(exact.is_ok(), bytes == 512, "{bytes}");
+    }
+}

@@ -1,0 +1,145 @@
+//! How a guest uses its memory (virtio 1.2, 5.5.6.3).
+//!
+//! The driver makes one buffer with its statistics available. The device returns it when it wants
+//! newer ones, and the driver makes it available again.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use firn_memory::GuestView;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+
+use super::super::chain::{Buffers, ChainFault};
+use super::super::error::DeviceError;
+use super::super::queue::VirtQueue;
+
+/// Bytes of one value: its tag of 16 bits, and 64 bits, without padding.
+const VALUE: usize = 10;
+/// More values than the specification and Linux have.
+const MOST_VALUES: usize = 64;
+
+/// How a guest uses its memory, as its driver says. What it has not told is `None`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BalloonStatistics {
+    /// The size of the balloon that the host wants, pages of 4096 bytes.
+    pub target_pages: u32,
+    /// The size of the balloon, pages of 4096 bytes.
+    pub actual_pages: u32,
+    /// The guest's values, by their numbers in `include/uapi/linux/virtio_balloon.h`; memory is in
+    /// bytes.
+    pub(super) values: [Option<u64>; BalloonStatistics::NAMES.len()],
+}
+
+impl BalloonStatistics {
+    /// The names of the values, by their numbers.
+    pub const NAMES: [&str; 16] = [
+        "swap_in",
+        "swap_out",
+        "major_faults",
+        "minor_faults",
+        "free_memory",
+        "total_memory",
+        "available_memory",
+        "disk_caches",
+        "hugetlb_allocations",
+        "hugetlb_failures",
+        "oom_kill",
+        "alloc_stall",
+        "async_scan",
+        "direct_scan",
+        "async_reclaim",
+        "direct_reclaim",
+    ];
+
+    /// The values that the guest has told, by their names.
+    pub fn values(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let named = Self::NAMES.into_iter().zip(self.values);
+        named.filter_map(|(name, value)| Some((name, value?)))
+    }
+
+    fn read(request: &Buffers, mem: &GuestView) -> Result<Self, ChainFault> {
+        let count = (request.len() / VALUE).min(MOST_VALUES);
+        let mut bytes = vec![0; count * VALUE];
+        request.read_at(mem, 0, &mut bytes)?;
+        let mut statistics = Self::default();
+        for value in bytes.chunks_exact(VALUE) {
+            let (tag, value) = value.split_at(2);
+            let tag = tag.try_into().map_or(usize::MAX, |tag| u16::from_le_bytes(tag).into());
+            // A later driver may have more.
+            if let Some(place) = statistics.values.get_mut(tag) {
+                *place = value.try_into().map(u64::from_le_bytes).ok();
+            }
+        }
+        Ok(statistics)
+    }
+}
+
+/// The device's side of the statistics.
+#[derive(Debug)]
+pub(super) struct Statistics {
+    latest: BalloonStatistics,
+    timer: OwnedFd,
+}
+
+impl Statistics {
+    pub(super) fn new() -> io::Result<Self> {
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        Ok(Self { latest: BalloonStatistics::default(), timer })
+    }
+
+    /// What the guest told last. The sizes of the balloon are not in it.
+    pub(super) fn latest(&self) -> &BalloonStatistics {
+        &self.latest
+    }
+
+    /// Forgets what the guest told.
+    pub(super) fn forget(&mut self) {
+        self.latest = BalloonStatistics::default();
+    }
+
+    /// Sets the time between two events; `None` for none.
+    pub(super) fn set_period(&self, period: Option<Duration>) {
+        let time = Timespec::try_from(period.unwrap_or_default()).unwrap_or_default();
+        let value = Itimerspec { it_interval: time, it_value: time };
+        // It fails only for invalid times.
+        let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &value);
+    }
+
+    /// Reads the driver's buffer, which stays available.
+    pub(super) fn read(
+        &mut self,
+        queue: &mut VirtQueue,
+        mem: &GuestView,
+    ) -> Result<(), DeviceError> {
+        let Some(chain) = queue.pop(mem)? else { return Ok(()) };
+        let read = BalloonStatistics::read(&chain.readable, mem);
+        self.latest = read.map_err(|fault| queue.chain_error(fault))?;
+        queue.undo_pop(&chain);
+        let available = queue.available(mem)?;
+        queue.notify_after(mem, available)
+    }
+
+    /// Empties the descriptor, after an event of it.
+    pub(super) fn acknowledge(&self) {
+        // There may be nothing in it.
+        let _ = rustix::io::read(&self.timer, &mut [0; 8]);
+    }
+}
+
+/// Asks the driver for newer statistics.
+pub(super) fn ask(queue: &mut VirtQueue, mem: &GuestView) -> Result<(), DeviceError> {
+    // Without a buffer the driver has not answered the last time yet.
+    let Some(chain) = queue.pop(mem)? else { return Ok(()) };
+    queue.push_used(mem, &chain, 0)
+}
+
+impl AsFd for Statistics {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.timer.as_fd()
+    }
+}
