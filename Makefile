@@ -20,7 +20,7 @@ apt-update := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -q update
 .NOTPARALLEL:
 .PHONY: setup go java python pip npm openssl kernel-tools build guest lab guests images curl runtimes clients tools \
     firecracker-guest demo test test-full lint prose deny unit-tests monitor-tests lab-tests guest-tests long-guest-tests \
-    test-load test-load-short test-tools test-workloads matrix restores-table bench bench-regression bench-network traces clean
+    test-load test-load-short test-tools test-clients test-workloads matrix restores-table bench bench-regression bench-network traces clean
 
 # Cargo itself needs a C compiler to link.
 setup:
@@ -180,6 +180,12 @@ test-load: guests
 # 500 requests to players, if this machine has a KVM.
 test-load-short: setup
 	$(xtask) test-load-short
+
+# The tests of firecracker-go-sdk and fctools, against firn-firecracker with players.
+test-clients: build go
+	tests/clients/firecracker/build.sh
+	cargo build --release -p firn-jailer
+	tests/clients/firecracker/run.sh player $(cache)/firecracker/clients $(target)/release
 
 # Tools that deploy functions, against a daemon without microVMs: half a minute.
 test-tools: tools

@@ -1,0 +1,99 @@
+#!/bin/bash
+# Runs the tests of firecracker-go-sdk and of fctools against firn-firecracker, with firn's player as
+# the guest's kernel (player) or with Linux (linux; in the lab, by l1.sh). The lists name the tests
+# that do not run, for which docs/firecracker.md has the reasons.
+# Usage: run.sh player|linux CLIENTS PROGRAMS. The folder PROGRAMS has firn-firecracker and jailer,
+# and firn for a player, or vmlinux, root.ext4 and ssh-key for Linux.
+set -euo pipefail
+guest=$1
+clients=$(cd "$2" && pwd)
+programs=$(cd "$3" && pwd)
+((UID == 0)) || {
+    echo "firn: error: the clients' tests need root, for tap devices and a jailer" >&2
+    exit 1
+}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=()
+
+# Their patterns are for Firecracker before 1.4 and 1.10.
+sdk_skipped='TestMicroVMExecution.*/TestGetFirecrackerVersion|TestLogAndMetrics/#00|TestLogAndMetrics/Error'
+# Firecracker's snapshot-editor, and all of Firecracker's metrics.
+fctools_skipped=(snapshot_editor installation_verifies metrics_task_can_receive)
+# They wait for a guest that answers the keyboard, the network, a vsock or the balloon.
+needs_linux=(vm_can_shut_down_via_ctrl_alt_del vm_can_take_pipes vm_can_boot_with_simple
+    vm_can_boot_with_namespaced vm_tracks_state_with_graceful_exit vmm_can_recv_ctrl_alt_del
+    vmm_can_take_out_pipes vm_api_can_get_balloon_statistics mmds vsock_can)
+if [[ $guest == player ]]; then
+    sdk_skipped+='|CNI|TestLoadSnapshot/.*via_ssh'
+    fctools_skipped+=("${needs_linux[@]}")
+    waits='{"shutdown_timeout_ms": 500, "boot_wait_ms": 300, "boot_socket_timeout_ms": 5000}'
+    fctools_selected=()
+else
+    waits='{"shutdown_timeout_ms": 30000, "boot_wait_ms": 15000, "boot_socket_timeout_ms": 20000}'
+    fctools_selected=("${needs_linux[@]}")
+fi
+
+if [[ $guest == player ]]; then
+    "$programs/firn" player --elf --trace sequential-read:4M --out "$work/vmlinux"
+    truncate -s 16M "$work/root.ext4"
+    touch "$work/ssh-key"
+else
+    cp "$programs"/{vmlinux,root.ext4,ssh-key} "$work"
+fi
+cp "$programs/firn-firecracker" "$work/firecracker"
+cp "$programs/jailer" "$work"
+
+data=$work/sdk
+mkdir -p "$data/logs"
+cp "$work"/{firecracker,jailer,vmlinux} "$clients"/sdk/testdata/* "$data"
+chmod +x "$data/sigprint.sh"
+ln -s "$clients/cni" "$data/bin"
+for name in root-drive root-drive-with-ssh; do
+    cp "$work/root.ext4" "$data/$name.img"
+done
+cp "$work/ssh-key" "$data/root-drive-ssh-key"
+ip tuntap add fc-test-tap0 mode tap
+trap 'rm -rf "$work"; ip link delete fc-test-tap0' EXIT
+echo "firn: the tests of firecracker-go-sdk ($guest)"
+(cd "$clients/sdk" && FC_TEST_DATA_PATH=$data FC_TEST_BIN=$data/firecracker \
+    FC_TEST_JAILER_BIN=$data/jailer FIRECRACKER_GO_SDK_INIT_TIMEOUT_SECONDS=20 \
+    FIRECRACKER_GO_SDK_REQUEST_TIMEOUT_MILLISECONDS=10000 \
+    ./sdk.test -test.v -test.timeout 20m -test.skip "$sdk_skipped") >"$work/sdk.log" 2>&1 ||
+    failed+=(firecracker-go-sdk)
+grep -E '^--- |^    --- FAIL' "$work/sdk.log"
+[[ ! ${failed[*]} ]] || cat "$work/sdk.log"
+
+export FCTOOLS_TESTDATA_PATH=$work/fctools
+mkdir -p "$work"/fctools/{toolchain,assets,configs} /srv/jailer
+cp "$work"/{firecracker,jailer} "$work/fctools/toolchain"
+printf '#!/bin/sh\necho Firecracker v0\n' >"$work/fctools/toolchain/firecracker-wrong-version"
+# There is none: the tests that use it do not run.
+printf '#!/bin/sh\nexit 1\n' >"$work/fctools/toolchain/snapshot-editor"
+chmod +x "$work"/fctools/toolchain/*
+cp "$work/vmlinux" "$work/fctools/assets/kernel"
+cp "$work/root.ext4" "$work/fctools/assets/rootfs.ext4"
+printf '{"toolchain": {"version": "v1.16.0", "snapshot_version": ""}, "waits": %s,
+    "network_interface": "lo", "jailer_uid": 123, "jailer_gid": 100}' "$waits" \
+    >"$work/fctools/options.json"
+# config FOLDER READ-ONLY
+config() {
+    printf '{"boot-source": {"kernel_image_path": "%s/kernel",
+        "boot_args": "console=ttyS0 reboot=k panic=1 pci=off"},
+        "drives": [{"drive_id": "rootfs", "path_on_host": "%s/rootfs.ext4", "is_root_device": true,
+        "is_read_only": %s}], "machine-config": {"vcpu_count": 1, "mem_size_mib": 128}}' \
+        "$1" "$1" "$2"
+}
+config "$work/fctools/assets" true >"$work/fctools/configs/unrestricted.json"
+config "" false >"$work/fctools/configs/jailed.json"
+# The jailed user reads the kernel and the root.
+chmod -R a+rX "$work"
+for suite in other process vm vm_api extensions; do
+    echo "firn: the tests of fctools, $suite ($guest)"
+    timeout 1200 "$clients/fctools/$suite" --test-threads="${THREADS:-2}" \
+        "${fctools_skipped[@]/#/--skip=}" "${fctools_selected[@]}" || failed+=("fctools $suite")
+done
+[[ ! ${failed[*]} ]] || {
+    echo "firn: error: tests failed: ${failed[*]}" >&2
+    exit 1
+}
