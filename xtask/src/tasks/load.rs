@@ -75,7 +75,7 @@ fn players(context: &Context, load: &Path, requests: &str, tests: &[&str]) -> Re
         runner.note("The requests to players are skipped: they require /dev/kvm.");
         return Ok(());
     }
-    runner.run(&Step::words("cargo build -p firn --features player-agent"))?;
+    runner.run(&Step::words("cargo build --workspace --bin firn --features firn/player-agent"))?;
     // Another build without the feature would replace it.
     let program = paths.target.join("firn-player-agent");
     if !runner.is_dry() {
