@@ -160,7 +160,7 @@ fn a_microvm_with_devices_is_saved_and_loaded() {
     process.put("/entropy", &json!({}));
     process.put(
         "/balloon",
-        &json!({ "amount_mib": 4, "deflate_on_oom": false, "stats_polling_interval_s": 1 }),
+        &json!({ "amount_mib": 1, "deflate_on_oom": false, "stats_polling_interval_s": 1 }),
     );
     player.boot(&process);
     assert!(path("vsock").exists());
@@ -170,13 +170,14 @@ fn a_microvm_with_devices_is_saved_and_loaded() {
     assert_eq!(process.get("/vm/config")["drives"][0]["path_on_host"], json!(path("other")));
     let error = process.refused("PATCH", "/drives/x", &json!({ "drive_id": "x" }));
     assert_eq!(error, "the microVM has no drive \"x\"");
-    process.patch("/balloon", &json!({ "amount_mib": 8 }));
-    assert_eq!(process.get("/balloon")["amount_mib"], 8);
-    let error = process.refused("PATCH", "/balloon", &json!({ "amount_mib": 100_000 }));
-    assert_eq!(error, "amount_mib is not valid: the guest has 64 MiB of memory");
+    process.patch("/balloon", &json!({ "amount_mib": 2 }));
+    assert_eq!(process.get("/balloon")["amount_mib"], 2);
+    let error = process.refused("PATCH", "/balloon", &json!({ "amount_mib": player.memory + 1 }));
+    let memory = format!("amount_mib is not valid: the guest has {} MiB of memory", player.memory);
+    assert_eq!(error, memory);
     assert_eq!(
         process.get("/balloon/statistics"),
-        json!({ "target_pages": 2048, "target_mib": 8, "actual_pages": 0, "actual_mib": 0 })
+        json!({ "target_pages": 512, "target_mib": 2, "actual_pages": 0, "actual_mib": 0 })
     );
     process.patch("/balloon/statistics", &json!({ "stats_polling_interval_s": 2 }));
     let error =
@@ -201,7 +202,7 @@ fn a_microvm_with_devices_is_saved_and_loaded() {
     }
     assert_eq!(loaded["vsock"]["uds_path"], json!(path("vsock2")));
     assert_eq!(loaded["vsock"]["guest_cid"], 7);
-    assert_eq!(process.get("/balloon/statistics")["target_mib"], 8);
+    assert_eq!(process.get("/balloon/statistics")["target_mib"], 2);
     replay(&mut process);
 }
 
