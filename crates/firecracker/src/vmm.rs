@@ -149,6 +149,7 @@ fn boot(
     started: &Started,
 ) -> Result<Result<End, RunError>, VmmError> {
     let mut microvm = Microvm::boot(config, kvm)?;
+    microvm.kick_devices();
     microvm.resume()?;
     Ok(serve(&mut microvm, started))
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use firn_vmm::{BalloonConfig, BalloonStatistics, Handle};
+use firn_vmm::{BalloonConfig, BalloonStatistics, GoneError, Handle};
 use serde_json::{Value, json};
 
 use super::{Controller, NOT_BEFORE, call};
@@ -101,5 +101,9 @@ pub(super) fn start_statistics(balloon: Option<&Balloon>, handle: &Handle) -> Re
         return Ok(());
     }
     let period = Duration::from_secs(period.into());
-    Ok(call(handle, move |microvm| microvm.set_balloon_period(Some(period)))??)
+    match call(handle, move |microvm| microvm.set_balloon_period(Some(period))) {
+        Ok(set) => Ok(set?),
+        // The guest has ended already.
+        Err(GoneError { .. }) => Ok(()),
+    }
 }

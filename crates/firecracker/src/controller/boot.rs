@@ -4,7 +4,7 @@ use firn_vmm::BootConfig;
 
 use super::balloon::start_statistics;
 use super::devices::unbind;
-use super::{Answer, Controller, MemorySource, Running, kick, open};
+use super::{Answer, Controller, MemorySource, Running, log_kick, open};
 use crate::config::Drive;
 use crate::fault::Fault;
 use crate::vmm::Origin;
@@ -38,7 +38,7 @@ impl Controller {
         };
         let started = self.vmm.start(Origin::Boot(Box::new(config)));
         let handle = started.inspect_err(|_| unbind(&self.config))?;
-        kick(&handle)?;
+        log_kick();
         start_statistics(self.config.balloon.as_ref(), &handle)?;
         self.running = Some(Running { handle, paused: false, memory: MemorySource::Boot });
         Ok(Answer::Done)

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use firn_memory::planners::parse;
 use firn_net::MetadataStore;
-use firn_vmm::{GoneError, Handle, Microvm, OpenFile};
+use firn_vmm::{GoneError, Handle, Microvm, OpenFile, VcpuThreadError};
 use serde_json::{Value, json};
 
 use crate::api::{Action, Request, VmState};
@@ -204,10 +204,10 @@ impl Controller {
             VmState::Paused => (Latency::PauseVm, true),
             VmState::Resumed => (Latency::ResumeVm, false),
         };
-        let change = if paused { Microvm::pause } else { Microvm::resume };
+        let change = if paused { Microvm::pause } else { resume };
         call(&running.handle, change)??;
         if !paused {
-            kick(&running.handle)?;
+            log_kick();
         }
         running.paused = paused;
         self.metrics.took(latency, begin.elapsed());
@@ -227,12 +227,15 @@ fn call<T: Send + 'static>(
     handle.call(request)
 }
 
-/// Makes the devices of a guest that was started or resumed look at their queues. Clients find out
-/// by this line of the log that it runs.
-fn kick(handle: &Handle) -> Result<(), GoneError> {
-    call(handle, |microvm| microvm.kick_devices())?;
+/// Clients find out by this line of the log that a guest runs, whose devices looked at their queues
+/// before it was started or resumed.
+fn log_kick() {
     log!(Level::Info, "Artificially kick devices.");
-    Ok(())
+}
+
+fn resume(microvm: &mut Microvm) -> Result<(), VcpuThreadError> {
+    microvm.kick_devices();
+    microvm.resume()
 }
 
 /// Opens a file that a field names, for reading.

@@ -14,7 +14,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::balloon::start_statistics;
 use super::devices::{overridden, unbind};
-use super::{Answer, Controller, MemorySource, NOT_AFTER, Running, call, cannot_open, kick};
+use super::{Answer, Controller, MemorySource, NOT_AFTER, Running, call, cannot_open, log_kick};
 use crate::config::{
     BackendType, CreateSnapshot, LoadSnapshot, PlannerChoice, SnapshotType, ValueError, VmConfig,
 };
@@ -143,7 +143,7 @@ impl Controller {
             None => MemorySource::Handler,
         };
         if resumes {
-            kick(&handle)?;
+            log_kick();
         }
         start_statistics(self.config.balloon.as_ref(), &handle)?;
         self.running = Some(Running { handle, paused: !resumes, memory });
