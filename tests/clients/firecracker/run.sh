@@ -1,7 +1,7 @@
 #!/bin/bash
-# Runs the tests of firecracker-go-sdk and of fctools against firn-firecracker, with firn's player as
-# the guest's kernel (player) or with Linux (linux; in the lab, by l1.sh). The lists name the tests
-# that do not run, for which docs/firecracker.md has the reasons.
+# Runs the tests of firecracker-go-sdk and of fctools against firn-firecracker, with firn's player
+# as the guest's kernel (player) or with Linux (linux; in the lab, by l1.sh). The lists name the
+# tests that do not run, for which docs/firecracker.md has the reasons.
 # Usage: run.sh player|linux CLIENTS PROGRAMS. The folder PROGRAMS has firn-firecracker and jailer,
 # and firn for a player, or vmlinux, root.ext4 and ssh-key for Linux.
 set -euo pipefail
@@ -30,6 +30,8 @@ if [[ $guest == player ]]; then
     waits='{"shutdown_timeout_ms": 500, "boot_wait_ms": 300, "boot_socket_timeout_ms": 5000}'
     fctools_selected=()
 else
+    export FIRECRACKER_GO_SDK_INIT_TIMEOUT_SECONDS=20
+    export FIRECRACKER_GO_SDK_REQUEST_TIMEOUT_MILLISECONDS=10000
     waits='{"shutdown_timeout_ms": 30000, "boot_wait_ms": 15000, "boot_socket_timeout_ms": 20000}'
     fctools_selected=("${needs_linux[@]}")
 fi
@@ -57,8 +59,7 @@ ip tuntap add fc-test-tap0 mode tap
 trap 'rm -rf "$work"; ip link delete fc-test-tap0' EXIT
 echo "firn: the tests of firecracker-go-sdk ($guest)"
 (cd "$clients/sdk" && FC_TEST_DATA_PATH=$data FC_TEST_BIN=$data/firecracker \
-    FC_TEST_JAILER_BIN=$data/jailer FIRECRACKER_GO_SDK_INIT_TIMEOUT_SECONDS=20 \
-    FIRECRACKER_GO_SDK_REQUEST_TIMEOUT_MILLISECONDS=10000 \
+    FC_TEST_JAILER_BIN=$data/jailer \
     ./sdk.test -test.v -test.timeout 20m -test.skip "$sdk_skipped") >"$work/sdk.log" 2>&1 ||
     failed+=(firecracker-go-sdk)
 grep -E '^--- |^    --- FAIL' "$work/sdk.log"

@@ -84,8 +84,8 @@ impl GuestMemory {
 impl GuestMemory {
     /// The image pages that the guest reported free ([`discard`](GuestMemory::discard)) and that
     /// were not touched since, ascending: they are zeros. No page is read. Of more than
-    /// `MAX_REPORTED` ranges the longest are listed; the others are pages like any other, and so are
-    /// all in a process without /proc.
+    /// `MAX_REPORTED` ranges the longest are listed; the others are pages like any other, and so
+    /// are all in a process without /proc.
     ///
     /// # Errors
     ///

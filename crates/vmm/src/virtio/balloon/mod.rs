@@ -48,8 +48,8 @@ const FIRST_OPTIONAL_QUEUE: usize = 2;
 const PAGE: u64 = 4096;
 /// Bytes of a page's number in a request.
 const NUMBER: usize = 4;
-/// The most pages that one turn of the device inflates, so that a guest cannot block the event loop.
-/// Linux passes 256 at a time.
+/// The most pages that one turn of the device inflates, so that a guest cannot block the event
+/// loop. Linux passes 256 at a time.
 const PAGES_PER_TURN: usize = 4096;
 
 /// Offsets of the writable registers in `struct virtio_balloon_config` (5.5.4).
@@ -100,7 +100,7 @@ pub(crate) struct BalloonCounters {
 pub(crate) struct Balloon<P> {
     config: BalloonConfig,
     pages: P,
-    /// The number of pages in the balloon, as the driver says.
+    /// The number of pages in the balloon, as the driver reports it.
     actual: u32,
     poison: u32,
     statistics: Option<Statistics>,

@@ -22,7 +22,7 @@ const VALUE: usize = 10;
 /// More values than the specification and Linux have.
 const MOST_VALUES: usize = 64;
 
-/// How a guest uses its memory, as its driver says. What it has not told is `None`.
+/// How a guest uses its memory, as its driver reports it. What it has not told is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BalloonStatistics {
     /// The size of the balloon that the host wants, pages of 4096 bytes.

@@ -210,8 +210,8 @@ impl ReadOnlyDisk {
 }
 
 impl WritableDisk {
-    /// The whole sectors of the image in a file that is open for reading and writing, of which there
-    /// may be none.
+    /// The whole sectors of the image in a file that is open for reading and writing, of which
+    /// there may be none.
     ///
     /// # Errors
     /// See [`OpenDiskError`].
