@@ -231,8 +231,8 @@ impl Metrics {
     /// Writes a line, if there is a file.
     pub(crate) fn flush(&self) -> Result<(), MetricsError> {
         let mut inner = self.0.lock();
+        let Some(mut file) = inner.file.as_ref() else { return Ok(()) };
         let line = format!("{}\n", inner.line());
-        let Some(file) = inner.file.as_mut() else { return Ok(()) };
         file.write_all(line.as_bytes()).map_err(MetricsError::Write)?;
         inner.counts.clear();
         Ok(())

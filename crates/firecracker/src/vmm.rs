@@ -149,7 +149,6 @@ fn boot(
     started: &Started,
 ) -> Result<Result<End, RunError>, VmmError> {
     let mut microvm = Microvm::boot(config, kvm)?;
-    microvm.kick_devices();
     microvm.resume()?;
     Ok(serve(&mut microvm, started))
 }

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use thiserror::Error;
 use uuid::Uuid;
@@ -230,6 +231,9 @@ pub struct HostConfig {
     pub vsock: Option<VsockListener>,
     /// Limits the guest's requests for random bytes, and the bytes, if it can make any.
     pub entropy_limiter: Option<RateLimiter>,
+    /// The time after which a guest whose balloon has statistics tells them again; `None` for
+    /// never.
+    pub balloon_period: Option<Duration>,
     /// The other sides of the guest's network devices, by id. A device without one has no link.
     pub networks: Vec<(String, Network)>,
     /// The output of the serial console.

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use firn_vmm::{BalloonConfig, BalloonStatistics, GoneError, Handle};
+use firn_vmm::{BalloonConfig, BalloonStatistics};
 use serde_json::{Value, json};
 
-use super::{Controller, NOT_BEFORE, call};
+use super::{Controller, call};
 use crate::config::{Balloon, BalloonStatisticsUpdate, BalloonUpdate, ValueError};
 use crate::fault::Fault;
 
@@ -33,7 +33,7 @@ impl Controller {
         Ok(Some(BalloonConfig {
             target: self.pages(balloon.amount_mib)?,
             deflate_on_oom: balloon.deflate_on_oom,
-            statistics: balloon.stats_polling_interval_s != 0,
+            statistics: period(balloon).is_some(),
             reporting: balloon.free_page_reporting,
         }))
     }
@@ -48,20 +48,18 @@ impl Controller {
     }
 
     pub(super) fn resize_balloon(&mut self, update: BalloonUpdate) -> Result<(), Fault> {
-        self.running()?;
-        self.balloon()?;
-        let target = self.pages(update.amount_mib)?;
-        call(&self.running()?.handle, move |microvm| microvm.set_balloon_target(target))??;
-        if let Some(balloon) = &mut self.config.balloon {
-            balloon.amount_mib = update.amount_mib;
-        }
+        let (running, balloon) = (self.running()?, *self.balloon()?);
+        let BalloonUpdate { amount_mib } = update;
+        let target = self.pages(amount_mib)?;
+        call(&running.handle, move |microvm| microvm.set_balloon_target(target))??;
+        self.config.balloon = Some(Balloon { amount_mib, ..balloon });
         Ok(())
     }
 
-    pub(super) fn balloon_statistics(&mut self) -> Result<Value, Fault> {
-        self.running()?;
+    pub(super) fn balloon_statistics(&self) -> Result<Value, Fault> {
+        let running = self.running()?;
         self.balloon()?;
-        let told = call(&self.running()?.handle, |microvm| microvm.balloon_statistics())??;
+        let told = call(&running.handle, |microvm| microvm.balloon_statistics())??;
         let BalloonStatistics { target_pages, actual_pages, .. } = told;
         let mut answer = json!({
             "target_pages": target_pages,
@@ -79,31 +77,23 @@ impl Controller {
         &mut self,
         update: BalloonStatisticsUpdate,
     ) -> Result<(), Fault> {
-        self.running()?;
-        let old = self.balloon()?.stats_polling_interval_s;
-        let new = update.stats_polling_interval_s;
-        if (old == 0) != (new == 0) {
+        let (running, old) = (self.running()?, *self.balloon()?);
+        let BalloonStatisticsUpdate { stats_polling_interval_s } = update;
+        let balloon = Balloon { stats_polling_interval_s, ..old };
+        if period(&old).is_some() != period(&balloon).is_some() {
             let reason = "statistics are enabled before the boot, and stay as they are";
             return Err(ValueError::invalid("stats_polling_interval_s", reason).into());
         }
-        if let Some(balloon) = &mut self.config.balloon {
-            balloon.stats_polling_interval_s = new;
+        if let Some(period) = period(&balloon) {
+            call(&running.handle, move |microvm| microvm.set_balloon_period(Some(period)))??;
         }
-        let running = self.running.as_ref().ok_or_else(|| Fault::new(NOT_BEFORE))?;
-        start_statistics(self.config.balloon.as_ref(), &running.handle)
+        self.config.balloon = Some(balloon);
+        Ok(())
     }
 }
 
-/// Makes a started microVM ask its guest for statistics, in the period of its configuration.
-pub(super) fn start_statistics(balloon: Option<&Balloon>, handle: &Handle) -> Result<(), Fault> {
-    let period = balloon.map_or(0, |balloon| balloon.stats_polling_interval_s);
-    if period == 0 {
-        return Ok(());
-    }
-    let period = Duration::from_secs(period.into());
-    match call(handle, move |microvm| microvm.set_balloon_period(Some(period))) {
-        Ok(set) => Ok(set?),
-        // The guest has ended already.
-        Err(GoneError { .. }) => Ok(()),
-    }
+/// The time after which the guest tells its statistics again, if it has any.
+pub(super) fn period(balloon: &Balloon) -> Option<Duration> {
+    let seconds = balloon.stats_polling_interval_s;
+    (seconds != 0).then(|| Duration::from_secs(seconds.into()))
 }

@@ -2,7 +2,6 @@
 
 use firn_vmm::BootConfig;
 
-use super::balloon::start_statistics;
 use super::devices::unbind;
 use super::{Answer, Controller, MemorySource, Running, log_kick, open};
 use crate::config::Drive;
@@ -39,7 +38,6 @@ impl Controller {
         let started = self.vmm.start(Origin::Boot(Box::new(config)));
         let handle = started.inspect_err(|_| unbind(&self.config))?;
         log_kick();
-        start_statistics(self.config.balloon.as_ref(), &handle)?;
         self.running = Some(Running { handle, paused: false, memory: MemorySource::Boot });
         Ok(Answer::Done)
     }

@@ -18,6 +18,7 @@ use rustix::io::dup;
 use serde_json::json;
 use uuid::Uuid;
 
+use super::balloon::period;
 use super::{Answer, Controller, NOT_BEFORE, answer, call, cannot_open};
 use crate::api::{Action, Request};
 use crate::config::{
@@ -259,6 +260,7 @@ impl Controller {
             console: console(config.serial.as_ref())?,
             console_input: console_input()?,
             entropy_limiter: entropy.transpose()?,
+            balloon_period: config.balloon.as_ref().and_then(period),
             generation: Some(Uuid::new_v4()),
             advance_clock: false,
             windows: Vec::new(),

@@ -161,8 +161,8 @@ impl Controller {
         if self.running.is_some() { Err(Fault::new(NOT_AFTER)) } else { Ok(()) }
     }
 
-    fn running(&mut self) -> Result<&mut Running, Fault> {
-        self.running.as_mut().ok_or_else(|| Fault::new(NOT_BEFORE))
+    fn running(&self) -> Result<&Running, Fault> {
+        self.running.as_ref().ok_or_else(|| Fault::new(NOT_BEFORE))
     }
 
     fn put_boot_source(&mut self, source: BootSource) -> Result<Answer, Fault> {
@@ -199,7 +199,7 @@ impl Controller {
 
     fn patch_vm(&mut self, state: VmState) -> Result<Answer, Fault> {
         let begin = Instant::now();
-        let running = self.running()?;
+        let running = self.running.as_mut().ok_or_else(|| Fault::new(NOT_BEFORE))?;
         let (latency, paused) = match state {
             VmState::Paused => (Latency::PauseVm, true),
             VmState::Resumed => (Latency::ResumeVm, false),
@@ -227,8 +227,8 @@ fn call<T: Send + 'static>(
     handle.call(request)
 }
 
-/// Clients find out by this line of the log that a guest runs, whose devices looked at their queues
-/// before it was started or resumed.
+/// Clients find out by this line of the log that a guest runs. Its devices looked at their queues
+/// before, if it was restored or resumed; that of a boot has none yet.
 fn log_kick() {
     log!(Level::Info, "Artificially kick devices.");
 }

@@ -12,7 +12,6 @@ use firn_snapshot::{Begin, Freeze, OpenTwice, Seal, Snapshot, Target, Verify};
 use firn_vmm::{FreezeError, HostConfig, Microvm, note_of};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::balloon::start_statistics;
 use super::devices::{overridden, unbind};
 use super::{Answer, Controller, MemorySource, NOT_AFTER, Running, call, cannot_open, log_kick};
 use crate::config::{
@@ -145,7 +144,6 @@ impl Controller {
         if resumes {
             log_kick();
         }
-        start_statistics(self.config.balloon.as_ref(), &handle)?;
         self.running = Some(Running { handle, paused: !resumes, memory });
         self.metrics.took(Latency::LoadSnapshot, begin.elapsed());
         Ok(Answer::Done)

@@ -269,8 +269,8 @@ impl Microvm {
         self.devices.balloon_statistics()
     }
 
-    /// Changes the time after which a guest whose balloon has statistics tells again; `None`, as at
-    /// the start, for never.
+    /// Changes the time after which a guest whose balloon has statistics tells again; `None` for
+    /// never.
     ///
     /// # Errors
     /// See [`UpdateDeviceError`].

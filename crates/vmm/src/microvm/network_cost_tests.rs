@@ -48,7 +48,8 @@ fn start(folder: &Path, kvm: &OpenKvm, has_network: bool) -> [Duration; 2] {
         Vec::new()
     };
     let broker = begin.elapsed();
-    let connected = Connected { drives, vsock, entropy_limiter: None, networks };
+    let connected =
+        Connected { drives, vsock, entropy_limiter: None, balloon_period: None, networks };
     let devices = Devices::of_firn(has_network.then(NetworkConfig::default));
     let events: &mut EventManager<Subscriber> = &mut events;
     let set = VirtioSet::wire(devices, connected, &[], &vm, &mut bus, events).unwrap();

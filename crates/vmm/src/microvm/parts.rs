@@ -150,8 +150,8 @@ impl Parts {
         };
         let mut bus = Bus::new(serial, keyboard);
         vm.interrupt(&generation_irq, layout::GENERATION_GSI)?;
-        let HostConfig { drives, vsock, entropy_limiter, networks, .. } = host;
-        let connected = Connected { drives, vsock, entropy_limiter, networks };
+        let HostConfig { drives, vsock, entropy_limiter, balloon_period, networks, .. } = host;
+        let connected = Connected { drives, vsock, entropy_limiter, balloon_period, networks };
         let devices = VirtioSet::wire(devices, connected, known, &vm, &mut bus, &mut events)?;
         for window in host.windows {
             bus.add(window.start, window.len, Arc::new(Mutex::new(window.device)))?;

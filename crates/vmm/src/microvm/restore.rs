@@ -28,7 +28,8 @@ pub enum RestoreError {
     Contradiction(&'static str),
     /// The clock cannot advance.
     #[error(
-        "the guest's clock cannot advance: its host saved no wall clock with it (that takes Linux          5.16, and the time-stamp counter as its clock)"
+        "the guest's clock cannot advance: its host saved no wall clock with it (that takes Linux \
+         5.16, and the time-stamp counter as its clock)"
     )]
     NoWallClock,
     /// The parts cannot be assembled.

@@ -186,6 +186,7 @@ pub(super) struct Connected {
     pub(super) drives: Vec<Drive>,
     pub(super) vsock: Option<VsockListener>,
     pub(super) entropy_limiter: Option<RateLimiter>,
+    pub(super) balloon_period: Option<Duration>,
     pub(super) networks: Vec<(String, Network)>,
 }
 
@@ -265,7 +266,8 @@ impl VirtioSet {
             wiring.add("entropy", Rng::new(connected.entropy_limiter))?;
         }
         if let Some(config) = balloon {
-            let device = Balloon::new(config, FreePages(vm.memory.clone()));
+            let pages = FreePages(vm.memory.clone());
+            let device = Balloon::new(config, connected.balloon_period, pages);
             let transport = wiring.add("balloon", device.map_err(WireError::Timer)?)?;
             wiring.set.balloon = Some(transport);
         }

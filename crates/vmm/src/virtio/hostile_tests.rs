@@ -247,7 +247,7 @@ proptest! {
             statistics: true,
             reporting: true,
         };
-        withstand(Balloon::new(config, Keep).unwrap(), attacks);
+        withstand(Balloon::new(config, None, Keep).unwrap(), attacks);
     }
 
     #[test]

@@ -23,6 +23,7 @@ mod rng;
 mod state;
 #[cfg(test)]
 mod testing;
+mod timer;
 mod vsock;
 
 pub(crate) use balloon::{Balloon, PageDiscard};

@@ -1,14 +1,12 @@
 //! Limits on the work of a device.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-    timerfd_settime,
-};
 use serde::{Deserialize, Serialize};
+
+use super::timer::Timer;
 
 /// Bytes and operations that a device may take in a time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,7 +44,7 @@ impl TokenBucket {
 pub struct RateLimiter {
     bytes: Option<Bucket>,
     operations: Option<Bucket>,
-    timer: OwnedFd,
+    timer: Timer,
 }
 
 /// What may be taken of one thing.
@@ -68,8 +66,7 @@ impl RateLimiter {
     /// # Errors
     /// There is no timer descriptor.
     pub fn new(limit: RateLimit) -> io::Result<Self> {
-        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
-        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        let timer = Timer::new()?;
         let [bytes, operations] = full(limit);
         Ok(Self { bytes, operations, timer })
     }
@@ -78,7 +75,7 @@ impl RateLimiter {
     pub(crate) fn set(&mut self, limit: RateLimit) {
         [self.bytes, self.operations] = full(limit);
         // Work that waits for the earlier limit is looked at again.
-        self.wake_after(Duration::from_nanos(1));
+        self.timer.set_once(Duration::from_nanos(1));
     }
 
     /// Whether something may be taken. If not, the descriptor becomes readable when it may.
@@ -86,7 +83,7 @@ impl RateLimiter {
         let now = Instant::now();
         let wait = self.buckets().map(|bucket| bucket.fill(now)).max().unwrap_or_default();
         if !wait.is_zero() {
-            self.wake_after(wait);
+            self.timer.set_once(wait);
         }
         wait.is_zero()
     }
@@ -99,15 +96,7 @@ impl RateLimiter {
 
     /// Empties the descriptor, after an event of it.
     pub(crate) fn acknowledge(&self) {
-        // There may be nothing in it.
-        let _ = rustix::io::read(&self.timer, &mut [0; 8]);
-    }
-
-    fn wake_after(&self, wait: Duration) {
-        let time = Timespec::try_from(wait).unwrap_or_default();
-        let value = Itimerspec { it_interval: Timespec::default(), it_value: time };
-        // It fails only for invalid times.
-        let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &value);
+        self.timer.acknowledge();
     }
 
     fn buckets(&mut self) -> impl Iterator<Item = &mut Bucket> {

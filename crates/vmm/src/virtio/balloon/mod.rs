@@ -108,12 +108,17 @@ pub(crate) struct Balloon<P> {
 }
 
 impl<P: PageDiscard> Balloon<P> {
-    /// A device that passes what the guest does not use to `pages`.
+    /// A device that passes what the guest does not use to `pages`, and asks for statistics, if it
+    /// has them, in a [period](Self::set_period).
     ///
     /// # Errors
     /// There is no timer descriptor for the statistics.
-    pub(crate) fn new(config: BalloonConfig, pages: P) -> io::Result<Self> {
-        let statistics = config.statistics.then(Statistics::new).transpose()?;
+    pub(crate) fn new(
+        config: BalloonConfig,
+        period: Option<Duration>,
+        pages: P,
+    ) -> io::Result<Self> {
+        let statistics = config.statistics.then(|| Statistics::new(period)).transpose()?;
         let counters = BalloonCounters::default();
         Ok(Self { config, pages, actual: 0, poison: 0, statistics, counters })
     }
@@ -125,12 +130,9 @@ impl<P: PageDiscard> Balloon<P> {
 
     /// What the host wants and the guest has told; `None` if it tells nothing.
     pub(crate) fn statistics(&self) -> Option<BalloonStatistics> {
-        let statistics = self.statistics.as_ref()?.latest().clone();
-        Some(BalloonStatistics {
-            target_pages: self.config.target,
-            actual_pages: self.actual,
-            ..statistics
-        })
+        let values = self.statistics.as_ref()?.latest();
+        let (target_pages, actual_pages) = (self.config.target, self.actual);
+        Some(BalloonStatistics { target_pages, actual_pages, values })
     }
 
     /// Sets the time after which the guest tells again; `None` for never. Returns false if it tells

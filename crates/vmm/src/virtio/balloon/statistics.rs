@@ -4,18 +4,15 @@
 //! newer ones, and the driver makes it available again.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use firn_memory::GuestView;
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-    timerfd_settime,
-};
 
 use super::super::chain::{Buffers, ChainFault};
 use super::super::error::DeviceError;
 use super::super::queue::VirtQueue;
+use super::super::timer::Timer;
 
 /// Bytes of one value: its tag of 16 bits, and 64 bits, without padding.
 const VALUE: usize = 10;
@@ -23,7 +20,7 @@ const VALUE: usize = 10;
 const MOST_VALUES: usize = 64;
 
 /// How a guest uses its memory, as its driver reports it. What it has not told is `None`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BalloonStatistics {
     /// The size of the balloon that the host wants, pages of 4096 bytes.
     pub target_pages: u32,
@@ -31,8 +28,11 @@ pub struct BalloonStatistics {
     pub actual_pages: u32,
     /// The guest's values, by their numbers in `include/uapi/linux/virtio_balloon.h`; memory is in
     /// bytes.
-    pub(super) values: [Option<u64>; BalloonStatistics::NAMES.len()],
+    pub(super) values: Values,
 }
+
+/// By the numbers of [`BalloonStatistics::NAMES`].
+pub(super) type Values = [Option<u64>; BalloonStatistics::NAMES.len()];
 
 impl BalloonStatistics {
     /// The names of the values, by their numbers.
@@ -60,54 +60,52 @@ impl BalloonStatistics {
         let named = Self::NAMES.into_iter().zip(self.values);
         named.filter_map(|(name, value)| Some((name, value?)))
     }
+}
 
-    fn read(request: &Buffers, mem: &GuestView) -> Result<Self, ChainFault> {
-        let count = (request.len() / VALUE).min(MOST_VALUES);
-        let mut bytes = vec![0; count * VALUE];
-        request.read_at(mem, 0, &mut bytes)?;
-        let mut statistics = Self::default();
-        for value in bytes.chunks_exact(VALUE) {
-            let (tag, value) = value.split_at(2);
-            let tag = tag.try_into().map_or(usize::MAX, |tag| u16::from_le_bytes(tag).into());
-            // A later driver may have more.
-            if let Some(place) = statistics.values.get_mut(tag) {
-                *place = value.try_into().map(u64::from_le_bytes).ok();
-            }
+fn parse(request: &Buffers, mem: &GuestView) -> Result<Values, ChainFault> {
+    let count = (request.len() / VALUE).min(MOST_VALUES);
+    let mut bytes = vec![0; count * VALUE];
+    request.read_at(mem, 0, &mut bytes)?;
+    let mut values = Values::default();
+    for value in bytes.chunks_exact(VALUE) {
+        let (tag, value) = value.split_at(2);
+        let tag = tag.try_into().map_or(usize::MAX, |tag| u16::from_le_bytes(tag).into());
+        // A later driver may have more.
+        if let Some(place) = values.get_mut(tag) {
+            *place = value.try_into().map(u64::from_le_bytes).ok();
         }
-        Ok(statistics)
     }
+    Ok(values)
 }
 
 /// The device's side of the statistics.
 #[derive(Debug)]
 pub(super) struct Statistics {
-    latest: BalloonStatistics,
-    timer: OwnedFd,
+    latest: Values,
+    timer: Timer,
 }
 
 impl Statistics {
-    pub(super) fn new() -> io::Result<Self> {
-        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
-        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-        Ok(Self { latest: BalloonStatistics::default(), timer })
+    /// Asks in a period; `None` for never.
+    pub(super) fn new(period: Option<Duration>) -> io::Result<Self> {
+        let statistics = Self { latest: Values::default(), timer: Timer::new()? };
+        statistics.set_period(period);
+        Ok(statistics)
     }
 
-    /// What the guest told last. The sizes of the balloon are not in it.
-    pub(super) fn latest(&self) -> &BalloonStatistics {
-        &self.latest
+    /// What the guest told last.
+    pub(super) fn latest(&self) -> Values {
+        self.latest
     }
 
     /// Forgets what the guest told.
     pub(super) fn forget(&mut self) {
-        self.latest = BalloonStatistics::default();
+        self.latest = Values::default();
     }
 
     /// Sets the time between two events; `None` for none.
     pub(super) fn set_period(&self, period: Option<Duration>) {
-        let time = Timespec::try_from(period.unwrap_or_default()).unwrap_or_default();
-        let value = Itimerspec { it_interval: time, it_value: time };
-        // It fails only for invalid times.
-        let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &value);
+        self.timer.set_periodic(period.unwrap_or_default());
     }
 
     /// Reads the driver's buffer, which stays available.
@@ -117,8 +115,8 @@ impl Statistics {
         mem: &GuestView,
     ) -> Result<(), DeviceError> {
         let Some(chain) = queue.pop(mem)? else { return Ok(()) };
-        let read = BalloonStatistics::read(&chain.readable, mem);
-        self.latest = read.map_err(|fault| queue.chain_error(fault))?;
+        let values = parse(&chain.readable, mem);
+        self.latest = values.map_err(|fault| queue.chain_error(fault))?;
         queue.undo_pop(&chain);
         let available = queue.available(mem)?;
         queue.notify_after(mem, available)
@@ -126,8 +124,7 @@ impl Statistics {
 
     /// Empties the descriptor, after an event of it.
     pub(super) fn acknowledge(&self) {
-        // There may be nothing in it.
-        let _ = rustix::io::read(&self.timer, &mut [0; 8]);
+        self.timer.acknowledge();
     }
 }
 

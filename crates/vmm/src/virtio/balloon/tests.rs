@@ -24,7 +24,7 @@ impl PageDiscard for Ledger {
 }
 
 fn balloon(pages: Ledger) -> Balloon<Ledger> {
-    Balloon::new(BalloonConfig::REPORTING, pages).unwrap()
+    Balloon::new(BalloonConfig::REPORTING, None, pages).unwrap()
 }
 
 fn guest(without: u32) -> (Guest<Balloon<Ledger>>, Ledger) {
@@ -127,7 +127,7 @@ fn whole() -> (Balloon<Ledger>, Ledger) {
         statistics: true,
         ..BalloonConfig::REPORTING
     };
-    (Balloon::new(config, ledger.clone()).unwrap(), ledger)
+    (Balloon::new(config, None, ledger.clone()).unwrap(), ledger)
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn optional_queues_follow_without_gaps() {
     let mut guest = Guest::started_without(balloon, 1 << STATISTICS);
     assert!(report(&mut guest, &[(0x20_0000, 4096)]));
     assert_eq!(*ledger.ranges.lock(), [(0x20_0000, 4096)]);
-    let sizes = |config| Balloon::new(config, Ledger::default()).unwrap().queue_sizes().len();
+    let sizes = |config| Balloon::new(config, None, Ledger::default()).unwrap().queue_sizes().len();
     assert_eq!(sizes(BalloonConfig::default()), 2);
     assert_eq!(sizes(BalloonConfig::REPORTING), 3);
     assert_eq!(sizes(BalloonConfig { statistics: true, ..BalloonConfig::REPORTING }), 4);
