@@ -105,7 +105,7 @@ impl OwnFiles {
 
     /// /proc/self/pagemap.
     pub(crate) fn pagemap(&self) -> Result<&File, OwnFilesError> {
-        self.pagemap.as_ref().map_err(|error| *error)
+        opened(&self.pagemap)
     }
 
     /// /proc/self/maps.
@@ -115,25 +115,28 @@ impl OwnFiles {
 
     /// The text of /proc/self/smaps.
     pub(crate) fn smaps(&self) -> io::Result<String> {
-        read(self.smaps.as_ref().map_err(|error| *error)?)
+        read(opened(&self.smaps)?)
     }
 
     /// The values of /proc/self/status.
     pub(crate) fn status(&self) -> Result<Status, ProcError> {
-        let file =
-            self.status.as_ref().map_err(|error| ProcError::from(io::Error::from(*error)))?;
+        let file = opened(&self.status).map_err(io::Error::from)?;
         Status::from_read(read(file)?.as_bytes())
     }
 
     /// /dev/null, for writing.
     pub(crate) fn nowhere(&self) -> Result<&OwnedFd, OwnFilesError> {
-        self.nowhere.as_ref().map_err(|error| *error)
+        opened(&self.nowhere)
     }
 
     /// [`USERFAULTFD_DEVICE`].
     pub(crate) fn userfaultfd(&self) -> Option<&OwnedFd> {
         self.userfaultfd.as_ref()
     }
+}
+
+fn opened<T>(file: &Opened<T>) -> Result<&T, OwnFilesError> {
+    file.as_ref().map_err(|error| *error)
 }
 
 fn open_nowhere() -> Opened<OwnedFd> {

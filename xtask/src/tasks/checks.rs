@@ -10,7 +10,9 @@ pub(super) fn lint(context: &Context) -> Result<()> {
     runner.run(&Step::words("cargo fmt --check"))?;
     runner.run(&Step::words("cargo clippy --workspace --all-targets -- -D warnings"))?;
     // The monitor of the tests under load.
-    runner.run(&Step::words("cargo clippy -p firn-run --features player-agent -- -D warnings"))?;
+    runner.run(&Step::words(
+        "cargo clippy --workspace --features firn-run/player-agent -- -D warnings",
+    ))?;
     let doc = Step::words("cargo doc --workspace --no-deps --document-private-items --quiet");
     runner.run(&doc.env("RUSTDOCFLAGS", "-D warnings"))?;
     unused::check(context)?;
