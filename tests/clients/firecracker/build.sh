@@ -17,7 +17,8 @@ if [[ -d $dir && -f $stamp && $(<"$stamp") == "$key" ]]; then
 fi
 require cargo go
 new=$dir.new
-trap 'chmod -R u+w "$new"; rm -rf "$new"' EXIT
+# Modules of Go are read-only.
+trap '[[ ! -d $new ]] || { chmod -R u+w "$new"; rm -rf "$new"; }' EXIT
 rm -rf "$new"
 mkdir -p "$new"/{sdk,cni,fctools,source}
 

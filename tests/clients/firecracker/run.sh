@@ -29,18 +29,14 @@ if [[ $guest == player ]]; then
     fctools_skipped+=("${needs_linux[@]}")
     waits='{"shutdown_timeout_ms": 500, "boot_wait_ms": 300, "boot_socket_timeout_ms": 5000}'
     fctools_selected=()
+    "$programs/firn" player --elf --trace sequential-read:4M --out "$work/vmlinux"
+    truncate -s 16M "$work/root.ext4"
+    touch "$work/ssh-key"
 else
     export FIRECRACKER_GO_SDK_INIT_TIMEOUT_SECONDS=20
     export FIRECRACKER_GO_SDK_REQUEST_TIMEOUT_MILLISECONDS=10000
     waits='{"shutdown_timeout_ms": 30000, "boot_wait_ms": 15000, "boot_socket_timeout_ms": 20000}'
     fctools_selected=("${needs_linux[@]}")
-fi
-
-if [[ $guest == player ]]; then
-    "$programs/firn" player --elf --trace sequential-read:4M --out "$work/vmlinux"
-    truncate -s 16M "$work/root.ext4"
-    touch "$work/ssh-key"
-else
     cp "$programs"/{vmlinux,root.ext4,ssh-key} "$work"
 fi
 cp "$programs/firn-firecracker" "$work/firecracker"
