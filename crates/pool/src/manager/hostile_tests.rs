@@ -215,26 +215,6 @@ fn space_that_is_still_mapped_is_not_used_for_another_snapshot() {
 }
 
 #[test]
-fn a_request_waits_for_space_that_a_process_is_about_to_let_go() {
-    for world in worlds(3) {
-        let mut client = world.client();
-        freeze(&mut client, "hello", b"snow");
-        let mut ending = world.client();
-        let used = ending.replica("hello").unwrap();
-        assert_eq!(refusal(&client.replica("hello").unwrap_err()), Refusal::Full);
-        let ends = std::thread::spawn(move || {
-            sleep(Duration::from_millis(5));
-            drop(used);
-        });
-        drop(ending);
-        world.settle(1);
-        let replica = client.replica("hello").unwrap();
-        assert!(equals(&replica, &mut client));
-        ends.join().unwrap();
-    }
-}
-
-#[test]
 fn a_descriptor_of_a_replica_in_memory_reaches_nothing_else() {
     for world in worlds(12) {
         let kind = kind(&world);

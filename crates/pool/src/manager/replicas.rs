@@ -344,3 +344,7 @@ impl IsFull for ReplicaError {
         matches!(self, Self::Allocate(error) if error.is_full())
     }
 }
+
+#[cfg(test)]
+#[path = "replicas_tests.rs"]
+mod tests;

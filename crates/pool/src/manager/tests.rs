@@ -23,7 +23,7 @@ pub(super) struct World {
 }
 
 impl World {
-    fn new(granules: u64) -> Self {
+    pub(super) fn new(granules: u64) -> Self {
         let options = MemfdOptions { size: (granules + 2) * GRANULE, huge: None, node: None };
         Self::on(MappedMedium::memfd(options).unwrap(), tempfile::tempdir().unwrap())
     }

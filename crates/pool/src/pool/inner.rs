@@ -22,7 +22,7 @@ pub(super) struct Held {
     pub(super) granules: Range<u64>,
     pub(super) role: Role,
     pub(super) pins: u32,
-    /// It is being freed, or the medium failed then.
+    /// It is being freed.
     pub(super) is_ending: bool,
     /// The parts, as bytes of the medium, that were zero when it was allocated.
     pub(super) zeroed: Vec<Range<u64>>,

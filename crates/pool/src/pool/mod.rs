@@ -148,7 +148,8 @@ impl Pool {
     }
 
     /// Frees the extents to which nothing refers and that a process could still reach when it
-    /// was to be freed. Returns the number of those that one can still reach.
+    /// was to be freed, and waits for those that other threads are freeing. Returns the number of
+    /// those that one can still reach.
     pub(crate) fn free_released(&self) -> usize {
         self.inner.free_released()
     }

@@ -277,37 +277,48 @@ impl Inner {
             return Ok(0);
         }
         held.is_ending = true;
+        let freed = self.free_space(state, granule, &bytes);
+        if freed.is_ok() {
+            state.held.remove(&granule);
+        } else if let Some(held) = state.held.get_mut(&granule) {
+            // A later call tries again.
+            held.is_ending = false;
+        }
+        self.changed().notify_all();
+        freed.map(|()| bytes_of(self.superblock(), granules))
+    }
+
+    fn free_space(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        granule: u32,
+        bytes: &Range<u64>,
+    ) -> Result<(), MediumFailure> {
         self.check(state)?;
         let medium = &**self.medium();
         let scrubs = self.superblock().scrub;
         let zeros = MutexGuard::unlocked(state, || {
             let joined = medium.join(bytes.start, bytes.end - bytes.start)?;
             if scrubs && !joined {
-                scrub(medium, &bytes)?;
+                scrub(medium, bytes)?;
             }
             Ok(scrubs || joined)
         });
-        let zeros = zeros.map_err(|source| {
-            // A later call tries again.
-            if let Some(held) = state.held.get_mut(&granule) {
-                held.is_ending = false;
-            }
-            MediumFailure::Io { name: medium.facts().name.clone(), source }
-        })?;
+        let zeros = zeros
+            .map_err(|source| MediumFailure::Io { name: medium.facts().name.clone(), source })?;
         self.check(state)?;
         self.commit(state, self.superblock().record_at(granule), FREE)?;
-        state.held.remove(&granule);
         if zeros {
-            state.zeroed.scrubbed(&bytes);
+            state.zeroed.scrubbed(bytes);
         } else {
-            state.zeroed.freed(&bytes);
+            state.zeroed.freed(bytes);
         }
-        self.changed().notify_all();
-        Ok(bytes_of(self.superblock(), granules))
+        Ok(())
     }
 
     /// Frees the extents that are unused since the last process that could reach them let go of
-    /// them. Returns the number of those that still have such a process.
+    /// them, and waits for those that other threads are freeing. Returns the number of those that
+    /// still have such a process.
     pub(super) fn free_released(&self) -> usize {
         let mut state = self.state();
         let unused = state.held.iter().filter(|(_, held)| held.is_unused());
@@ -316,6 +327,8 @@ impl Inner {
             // If the medium fails, the next opening of the pool frees it.
             let _ = self.free_if_unused(&mut state, granule);
         }
+        let is_freeing = |state: &mut State| state.held.values().any(|held| held.is_ending);
+        self.changed().wait_while(&mut state, is_freeing);
         state.held.values().filter(|held| held.is_unused()).count()
     }
 
