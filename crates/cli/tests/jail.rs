@@ -65,6 +65,12 @@ impl Jailed {
         // The thread of the start, of a vCPU, and of signals and orders.
         Hostile::of(self.monitor.pid(), 4)
     }
+
+    /// Why the monitor has ended, or ends when the player goes on. The first error has the reason.
+    fn ended(&mut self) -> StartError {
+        let released = self.monitor.release();
+        released.and_then(|()| self.monitor.started(Some(LIMIT)).map(drop)).unwrap_err()
+    }
 }
 
 /// Attacks in each thread, after which the monitor runs on.
@@ -170,8 +176,7 @@ fn a_hostile_monitor_takes_no_more_than_its_control_groups_have() {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
     let arguments = [0, 1 << 30, rights, flags.cast_unsigned().into(), u64::MAX, 0];
     gate.captive(i32::try_from(process).unwrap()).enter(Some((libc::SYS_mmap, arguments)));
-    let _ = jailed.monitor.release();
-    let error = jailed.monitor.started(Some(LIMIT)).unwrap_err();
+    let error = jailed.ended();
     let text = firn_base::error_chain(&error);
     assert!(text.contains("the monitor ended (signal: 9 (SIGKILL)"), "{text}");
     let killed = jailed.monitor.limits().unwrap().group("memory").unwrap();
@@ -190,9 +195,7 @@ fn a_call_that_is_denied_ends_the_monitor_with_its_name_and_a_crash_with_its_sig
         let Some(mut jailed) = jailed() else { return };
         let process = jailed.monitor.pid();
         Gate::of(process).captive(i32::try_from(process).unwrap()).enter(call);
-        // It may have ended already.
-        let _ = jailed.monitor.release();
-        let error = jailed.monitor.started(Some(LIMIT)).unwrap_err();
+        let error = jailed.ended();
         let text = firn_base::error_chain(&error);
         assert!(matches!(error, StartError::Monitor(_)) && text.contains(reason), "{text}");
     }

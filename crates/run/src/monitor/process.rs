@@ -1,6 +1,6 @@
 //! The side of the process that starts a monitor.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::Path;
 use std::process::ExitStatus;
 use std::sync::Arc;
@@ -41,6 +41,8 @@ const OWNER_OPTION: &str = "--owner";
 const MAX_STDERR: u64 = 64 << 10;
 /// Notes of a monitor that are kept until they are taken.
 const MAX_NOTES: usize = 64;
+/// How long a monitor that has closed its connection may take to end.
+const CLOSING: Duration = Duration::from_secs(10);
 /// How often the end of a process is looked for.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -384,12 +386,11 @@ impl Monitor {
     }
 
     fn send(&mut self, order: &Order, descriptors: &Descriptors) -> Result<(), StartError> {
+        let closed = [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset];
         match self.connection()?.send(order, descriptors) {
             Ok(()) => Ok(()),
-            Err(error) => match self.child.try_wait() {
-                Ok(Some(status)) => Err(self.ended(status)),
-                _ => Err(MonitorError::Send(error).into()),
-            },
+            Err(error) if closed.contains(&error.kind()) => Err(self.closed()),
+            Err(error) => Err(MonitorError::Send(error).into()),
         }
     }
 
@@ -413,10 +414,7 @@ impl Monitor {
                 // The report has the answer, and there are notes enough.
                 Some(Event::Answered(_) | Event::Note(_)) => {}
                 Some(event) => return Ok(event),
-                None => {
-                    let status = self.child.wait().map_err(MonitorError::Spawn)?;
-                    return Err(self.ended(status));
-                }
+                None => return Err(self.closed()),
             }
         }
     }
@@ -497,6 +495,19 @@ impl Monitor {
         Ok(self.connection.clone().ok_or(MonitorError::Order)?)
     }
 
+    /// Why the monitor ends, which has closed the connection. A hostile one may not end by itself.
+    fn closed(&mut self) -> StartError {
+        let begin = Instant::now();
+        while self.is_alive() && begin.elapsed() < CLOSING {
+            std::thread::sleep(PAUSE);
+        }
+        let _ = self.child.kill();
+        match self.child.wait() {
+            Ok(status) => self.ended(status),
+            Err(error) => MonitorError::Spawn(error).into(),
+        }
+    }
+
     fn ended(&mut self, status: ExitStatus) -> StartError {
         let stderr = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
         let stderr = String::from_utf8_lossy(&stderr).trim().to_owned();
@@ -519,10 +530,10 @@ fn outer_thread(process: u32, thread: u32) -> std::io::Result<u32> {
         let inner = ids.and_then(|ids| ids.split_whitespace().last());
         if inner.is_some_and(|inner| inner.parse() == Ok(thread)) {
             let outer = task.file_name().to_str().and_then(|outer| outer.parse().ok());
-            return outer.ok_or_else(|| std::io::ErrorKind::InvalidData.into());
+            return outer.ok_or_else(|| ErrorKind::InvalidData.into());
         }
     }
-    Err(std::io::ErrorKind::NotFound.into())
+    Err(ErrorKind::NotFound.into())
 }
 
 fn after_colon(text: &str) -> String {
