@@ -14,13 +14,19 @@ languages := $(target)/languages
 certificates := $(target)/certificates
 s3-server := $(target)/versitygw
 cache := $(or $(FIRN_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/firn)
+firecracker := $(cache)/firecracker
+firecracker-lab = $(firn) lab run --cpus 1 --memory 6G --timeout 1800 $(addprefix --in ,$(wildcard \
+    tests/clients/firecracker/*.sh) $(firecracker)/clients $(firecracker)/vmlinux $(firecracker)/bzImage \
+    $(firecracker)/root.ext4 $(firecracker)/ssh-key $(target)/release/firn-firecracker $(target)/release/jailer) \
+    -- sh /in/l1.sh
 apt-install := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -qy install
 apt-update := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -q update
 
 .NOTPARALLEL:
-.PHONY: setup go java python pip npm openssl kernel-tools build guest lab guests images curl runtimes clients tools \
-    firecracker-guest demo test test-full lint prose deny unit-tests monitor-tests lab-tests guest-tests long-guest-tests \
-    test-load test-load-short test-tools test-clients test-workloads matrix restores-table bench bench-regression bench-network traces clean
+.PHONY: setup go recent-go java python pip npm openssl kernel-tools build guest lab guests images curl runtimes \
+    clients tools firecracker-guest demo test test-full lint prose deny unit-tests monitor-tests lab-tests guest-tests long-guest-tests \
+    test-load test-load-short test-tools test-clients test-clients-short test-workloads matrix restores-table bench \
+    bench-regression bench-network traces clean
 
 # Cargo itself needs a C compiler to link.
 setup:
@@ -30,6 +36,12 @@ setup:
 # One of the long guests' tests is a function in Go, and another one needs a server in Go.
 go: setup
 	@command -v go >/dev/null || { $(apt-update) && $(apt-install) golang-go; }
+
+# The S3 server requires Go 1.25, and the program in the guests of Firecracker's clients 1.23. A Go
+# from 1.21 on fetches that itself.
+recent-go: go
+	@[[ $$(go env GOVERSION) =~ ^go1\.(2[1-9]|[3-9][0-9]) ]] || { echo "firn: error: this needs Go 1.21 or newer," \
+	    "and has $$(go env GOVERSION): install a newer one (Debian 12 has it in backports)" >&2; exit 1; }
 
 # Another one is a function in Java.
 java: setup
@@ -94,7 +106,7 @@ tools: npm pip
 	tests/clients/tools.sh
 
 # The kernel and the root file system of the guests in the tests of Firecracker's clients.
-firecracker-guest: lab go kernel-tools
+firecracker-guest: lab recent-go kernel-tools
 	tests/clients/firecracker/kernel.sh
 	tests/clients/firecracker/root.sh
 
@@ -105,10 +117,8 @@ $(clones-image): tests/functions/draws/requirements.txt | build
 $(certificates)/server.pem: tests/clients/certificates.sh | openssl
 	$< $(@D)
 
-# An S3 server for a folder. It requires Go 1.25; a Go from 1.21 on fetches that itself.
-$(s3-server): | go
-	@[[ $$(go env GOVERSION) =~ ^go1\.(2[1-9]|[3-9][0-9]) ]] || { echo "firn: error: the S3 server needs Go 1.21 or" \
-	    "newer, and this is $$(go env GOVERSION): install a newer one (Debian 12 has it in backports)" >&2; exit 1; }
+# An S3 server for a folder.
+$(s3-server): | recent-go
 	GOBIN=$(abspath $(@D)) CGO_ENABLED=0 go install -trimpath -ldflags "-s -w" \
 	    github.com/versity/versitygw/cmd/versitygw@v1.8.0
 
@@ -181,11 +191,17 @@ test-load: guests
 test-load-short: setup
 	$(xtask) test-load-short
 
-# The tests of firecracker-go-sdk and fctools, against firn-firecracker with players.
-test-clients: build go
+# The tests of firecracker-go-sdk and fctools, against firn-firecracker: with players, and in the lab
+# with Linux.
+test-clients: test-clients-short firecracker-guest
+	$(firecracker-lab) /in/guest.sh /in
+	$(firecracker-lab) /in/run.sh linux /in/clients /in
+
+# Those that run with players.
+test-clients-short: build recent-go
 	tests/clients/firecracker/build.sh
 	cargo build --release -p firn-jailer
-	tests/clients/firecracker/run.sh player $(cache)/firecracker/clients $(target)/release
+	tests/clients/firecracker/run.sh player $(firecracker)/clients $(target)/release
 
 # Tools that deploy functions, against a daemon without microVMs: half a minute.
 test-tools: tools

@@ -133,36 +133,3 @@ fn ctrl_alt_del_is_sent() {
     process.put("/actions", &json!({ "action_type": "SendCtrlAltDel" }));
     assert_eq!(process.get("/")["state"], "Running");
 }
-
-/// Of each thread but the API's: its name, and its fields `Seccomp`, `NoNewPrivs` and `CapEff`.
-fn threads(process: &Process) -> Vec<(String, [String; 3])> {
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", process.pid())).unwrap();
-    let threads = tasks.filter_map(|task| {
-        let status = std::fs::read_to_string(task.unwrap().path().join("status")).ok()?;
-        let field = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name));
-            line.unwrap().trim_start_matches(':').trim().to_owned()
-        };
-        Some((field("Name"), [field("Seccomp"), field("NoNewPrivs"), field("CapEff")]))
-    });
-    threads.filter(|(name, _)| name != "fc_api").collect()
-}
-
-#[test]
-fn the_threads_of_the_microvm_have_no_privileges() {
-    if !has_kvm() {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let player = Player::new(dir.path());
-    let process = Process::start();
-    player.boot(&process);
-    let found = threads(&process);
-    assert!(found.len() > 1, "{found:?}");
-    for (name, fields) in found {
-        assert_eq!(fields, ["2", "1", "0000000000000000"], "{name}");
-    }
-    let process = Process::with(&["--level", "Off", "--no-seccomp"]);
-    player.boot(&process);
-    assert!(threads(&process).iter().all(|(_, [seccomp, ..])| seccomp == "0"));
-}

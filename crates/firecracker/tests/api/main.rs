@@ -5,6 +5,8 @@ mod diffs;
 mod flags;
 mod handler;
 mod instance;
+mod isolation;
+mod load_times;
 mod player;
 mod pools;
 mod process;

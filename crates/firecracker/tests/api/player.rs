@@ -24,11 +24,18 @@ pub(crate) struct Player {
 impl Player {
     /// A player that reads 4 MiB and checks them.
     pub(crate) fn new(dir: &Path) -> Self {
-        let inputs = PlayerInputs::new(vec![load("sequential-read:4M").unwrap()]).unwrap();
+        Self::of(dir, "sequential-read:4M")
+    }
+
+    /// A player of a trace.
+    pub(crate) fn of(dir: &Path, trace: &str) -> Self {
+        let inputs = PlayerInputs::new(vec![load(trace).unwrap()]).unwrap();
         let elf = elf(&inputs, &PlayerOptions::default(), KVM_DEVICE.as_ref()).unwrap();
         let kernel = dir.join("player.elf");
         std::fs::write(&kernel, elf.bytes).unwrap();
-        Self { kernel, memory: elf.memory.div_ceil(1 << 20) + 1 }
+        // Whole pages of 2 MiB.
+        let memory = (elf.memory.div_ceil(1 << 20) + 1).next_multiple_of(2);
+        Self { kernel, memory }
     }
 
     /// Boots it.

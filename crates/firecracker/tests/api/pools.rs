@@ -1,13 +1,34 @@
 //! Loads from a pool, whose manager this process is.
 
 use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
+use firn_pool::{CreateOptions, Huge, MappedMedium, MemfdOptions, Pool, Server};
 use firn_snapshot::{Destination, OpenTwice, Snapshot, import};
 use serde_json::json;
 
 use crate::player::{Player, has_kvm, replay};
 use crate::process::Process;
+
+/// A new pool in DRAM and its manager, for as long as the value lives.
+pub(crate) fn serve(dir: &Path, size: u64, huge: Option<Huge>) -> (PathBuf, Server) {
+    let medium = MappedMedium::memfd(MemfdOptions { size, huge, node: None }).unwrap();
+    let pool = Pool::create(Arc::new(medium), &CreateOptions::default()).unwrap();
+    let socket = dir.join("pool.sock");
+    let server = Server::start(&socket, pool).unwrap();
+    (socket, server)
+}
+
+/// Imports the snapshot that [`Process::save`] made.
+pub(crate) fn import_into(socket: &Path, dir: &Path) {
+    let (state, memory) = (dir.join("state"), dir.join("memory"));
+    let image = OpenTwice::open(&memory).unwrap();
+    let container = File::open(&state).unwrap();
+    let snapshot = Snapshot::of_two_files(container, &state, Some((image, &memory))).unwrap();
+    let name = snapshot.manifest().description.id.to_string();
+    import(&snapshot, Destination::Pool { socket: socket.to_owned(), name }, None).unwrap();
+}
 
 #[test]
 fn a_pool_provides_memory() {
@@ -15,30 +36,19 @@ fn a_pool_provides_memory() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let path = |name: &str| dir.path().join(name);
     let process = Process::start();
     Player::new(dir.path()).boot(&process);
     let load = process.save(dir.path());
     drop(process);
 
-    let medium = MappedMedium::memfd(MemfdOptions { size: 256 << 20, huge: None, node: None });
-    let pool = Pool::create(std::sync::Arc::new(medium.unwrap()), &CreateOptions::default());
-    let socket = path("pool.sock");
-    let _server = Server::start(&socket, pool.unwrap()).unwrap();
+    let (socket, _server) = serve(dir.path(), 256 << 20, None);
     for planner in ["pass_shared", "firn"] {
         let mut process = Process::start();
         process.put("/firn/planner", &json!({ "planner": planner, "pool": socket }));
         if planner == "pass_shared" {
             let error = process.refused("PUT", "/snapshot/load", &load);
             assert!(error.contains("no snapshot"), "{error}");
-            let (state, memory) = (path("state"), path("memory"));
-            let image = OpenTwice::open(&memory).unwrap();
-            let container = File::open(&state).unwrap();
-            let snapshot = Snapshot::of_two_files(container, &state, Some((image, &memory)));
-            let snapshot = snapshot.unwrap();
-            let name = snapshot.manifest().description.id.to_string();
-            let destination = Destination::Pool { socket: socket.clone(), name };
-            import(&snapshot, destination, None).unwrap();
+            import_into(&socket, dir.path());
         }
         process.put("/snapshot/load", &load);
         process.resume();

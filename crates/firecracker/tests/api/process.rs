@@ -66,7 +66,7 @@ impl Process {
         let begin = Instant::now();
         while UnixStream::connect(&process.socket).is_err() {
             assert!(begin.elapsed() < LIMIT, "there is no socket");
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(Duration::from_micros(50));
         }
         process
     }

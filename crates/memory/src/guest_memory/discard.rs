@@ -120,6 +120,9 @@ impl GuestMemory {
                 let pages = first / PAGE_SIZE..(first + part_len) / PAGE_SIZE;
                 self.reported.lock().insert_range(pages);
             }
+            if let Some(written) = &self.written {
+                written.mark(part.start, part_len);
+            }
             anonymous.insert(part);
         }
         Ok(())

@@ -306,6 +306,12 @@ fn written_pages_are_not_compared() {
     let compared = original.compare(&memory, &none).unwrap();
     assert_eq!((compared.written, compared.differing), (0, 6));
     assert_eq!(compared.zeros, [firn_base::PageRange { first: 9, pages: 1 }]);
+
+    // A snapshot has all of these, the discarded page too.
+    memory.forget_writes();
+    assert_eq!(memory.written().unwrap().iter().next(), None);
+    memory.discard(11 * PAGE, PAGE).unwrap();
+    assert_eq!(memory.written().unwrap().iter().collect::<Vec<_>>(), [11]);
 }
 
 #[test]

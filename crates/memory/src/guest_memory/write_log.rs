@@ -53,8 +53,7 @@ impl GuestMemory {
         self.written.is_some()
     }
 
-    /// Forgets the writes that were logged, once they are saved. Pages that the guest has discarded
-    /// stay among the [written](Self::written) ones. The guest must not run.
+    /// Forgets the writes that were logged, once they are saved. The guest must not run.
     pub fn forget_writes(&self) {
         let Some(written) = &self.written else { return };
         written.words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
@@ -68,8 +67,9 @@ impl GuestMemory {
     }
 
     /// The image pages that may have been written through views, that were
-    /// [marked](Self::mark_written), and that the guest has discarded, because their contents are
-    /// lost. `None` without [tracking](Self::track_writes).
+    /// [marked](Self::mark_written), and that the guest has [discarded](Self::discard), because
+    /// their contents are lost, since they were last [forgotten](Self::forget_writes). `None`
+    /// without [tracking](Self::track_writes).
     #[must_use]
     pub fn written(&self) -> Option<PageSet> {
         let written = self.written.as_ref()?;
@@ -79,7 +79,6 @@ impl GuestMemory {
             let bits = word.load(Ordering::Relaxed);
             (0..64).filter(|bit| bits >> bit & 1 == 1).for_each(|bit| set.insert(first + bit));
         }
-        self.reported.lock().ranges().for_each(|pages| set.insert_range(pages));
         Some(set)
     }
 }
