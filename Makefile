@@ -24,9 +24,9 @@ apt-update := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -q update
 
 .NOTPARALLEL:
 .PHONY: setup go recent-go java python pip npm openssl kernel-tools build guest lab guests images curl runtimes \
-    clients tools firecracker-guest demo test test-full lint prose deny unit-tests monitor-tests lab-tests guest-tests long-guest-tests \
-    test-load test-load-short test-tools test-clients test-clients-short test-workloads matrix restores-table bench \
-    bench-regression bench-network traces clean
+    clients tools firecracker-clients firecracker-guest demo test test-full lint prose deny unit-tests monitor-tests \
+    lab-tests guest-tests long-guest-tests test-load test-load-short test-tools test-clients test-clients-short \
+    test-workloads matrix restores-table bench bench-regression bench-network traces clean
 
 # Cargo itself needs a C compiler to link.
 setup:
@@ -104,6 +104,10 @@ clients: pip
 # osls, cdk and sam, for test-tools.
 tools: npm pip
 	tests/clients/tools.sh
+
+# The tests of firecracker-go-sdk and fctools.
+firecracker-clients: recent-go
+	tests/clients/firecracker/build.sh
 
 # The kernel and the root file system of the guests in the tests of Firecracker's clients.
 firecracker-guest: lab recent-go kernel-tools
@@ -191,15 +195,14 @@ test-load: guests
 test-load-short: setup
 	$(xtask) test-load-short
 
-# The tests of firecracker-go-sdk and fctools, against firn-firecracker: with players, and in the lab
+# The tests of firecracker-go-sdk and fctools, against firn-firecracker with players, and in the lab
 # with Linux.
 test-clients: test-clients-short firecracker-guest
 	$(firecracker-lab) /in/guest.sh /in
 	$(firecracker-lab) /in/run.sh linux /in/clients /in
 
 # Those that run with players.
-test-clients-short: build recent-go
-	tests/clients/firecracker/build.sh
+test-clients-short: build firecracker-clients
 	cargo build --release -p firn-jailer
 	tests/clients/firecracker/run.sh player $(firecracker)/clients $(target)/release
 

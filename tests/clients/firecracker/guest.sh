@@ -1,7 +1,7 @@
 #!/bin/bash
-# A guest with the kernel and the root of this folder, as a client of the API drives it: each device,
-# a snapshot and a chain of diffs that is loaded with another tap device, a balloon, a drive whose
-# process is killed, and a bzImage with an initrd. Runs in the lab, in root.ext4 (l1.sh).
+# A guest with the kernel and the root of this folder, as a client of the API drives it: each
+# device, a snapshot and a chain of diffs that is loaded with another tap device, a balloon, a drive
+# whose process is killed, and a bzImage with an initrd. Runs in the lab, in root.ext4 (l1.sh).
 # Usage: guest.sh PROGRAMS, a folder with firn-firecracker, vmlinux, bzImage, root.ext4 and ssh-key.
 set -euo pipefail
 programs=$(cd "$1" && pwd)

@@ -27,7 +27,7 @@ needs_linux=(vm_can_shut_down_via_ctrl_alt_del vm_can_take_pipes vm_can_boot_wit
 if [[ $guest == player ]]; then
     sdk_skipped+='|CNI|TestLoadSnapshot/.*via_ssh'
     fctools_skipped+=("${needs_linux[@]}")
-    waits='{"shutdown_timeout_ms": 500, "boot_wait_ms": 300, "boot_socket_timeout_ms": 5000}'
+    waits='{"shutdown_timeout_ms": 2000, "boot_wait_ms": 300, "boot_socket_timeout_ms": 5000}'
     fctools_selected=()
     "$programs/firn" player --elf --trace sequential-read:4M --out "$work/vmlinux"
     truncate -s 16M "$work/root.ext4"
@@ -54,7 +54,9 @@ cp "$work/ssh-key" "$data/root-drive-ssh-key"
 ip tuntap add fc-test-tap0 mode tap
 trap 'rm -rf "$work"; ip link delete fc-test-tap0' EXIT
 echo "firn: the tests of firecracker-go-sdk ($guest)"
-(cd "$clients/sdk" && FC_TEST_DATA_PATH=$data FC_TEST_BIN=$data/firecracker \
+# They leave sockets behind.
+cp -r "$clients/sdk" "$work/run"
+(cd "$work/run" && FC_TEST_DATA_PATH=$data FC_TEST_BIN=$data/firecracker \
     FC_TEST_JAILER_BIN=$data/jailer \
     ./sdk.test -test.v -test.timeout 20m -test.skip "$sdk_skipped") >"$work/sdk.log" 2>&1 ||
     failed+=(firecracker-go-sdk)
@@ -65,8 +67,8 @@ export FCTOOLS_TESTDATA_PATH=$work/fctools
 mkdir -p "$work"/fctools/{toolchain,assets,configs} /srv/jailer
 cp "$work"/{firecracker,jailer} "$work/fctools/toolchain"
 printf '#!/bin/sh\necho Firecracker v0\n' >"$work/fctools/toolchain/firecracker-wrong-version"
-# There is none: the tests that use it do not run.
-printf '#!/bin/sh\nexit 1\n' >"$work/fctools/toolchain/snapshot-editor"
+# There is none: the tests that use it do not run. The version of this one is checked beside others.
+printf '#!/bin/sh\necho snapshot-editor v1.16.0\n' >"$work/fctools/toolchain/snapshot-editor"
 chmod +x "$work"/fctools/toolchain/*
 cp "$work/vmlinux" "$work/fctools/assets/kernel"
 cp "$work/root.ext4" "$work/fctools/assets/rootfs.ext4"

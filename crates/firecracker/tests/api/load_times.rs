@@ -37,7 +37,9 @@ fn start(planner: &Value, load: &Value) -> [Duration; 3] {
 #[ignore = "a measurement, for a release build on a quiet host"]
 fn what_a_load_takes() {
     assert!(has_kvm(), "this needs KVM");
-    println!("| trace | planner | start | load | resume to DONE | total |\n|---|---|---|---|---|---|");
+    println!(
+        "| trace | planner | start | load | resume to DONE | total |\n|---|---|---|---|---|---|"
+    );
     for trace in ["hello-a", "json-a", "image-a", "mmap-a"] {
         let dir = tempfile::tempdir().unwrap();
         let process = Process::start();
