@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs the tests of firecracker-go-sdk and of fctools against firn-firecracker, with firn's player
-# as the guest's kernel (player) or with Linux (linux; in the lab, by l1.sh). The lists name the
-# tests that do not run, for which docs/firecracker.md has the reasons.
+# as the guest's kernel (player), and those that need Linux with it (linux; in the lab, by l1.sh).
+# The lists name the tests that do not run, for which docs/firecracker.md has the reasons.
 # Usage: run.sh player|linux CLIENTS PROGRAMS. The folder PROGRAMS has firn-firecracker and jailer,
 # and firn for a player, or vmlinux, root.ext4 and ssh-key for Linux.
 set -euo pipefail
@@ -26,6 +26,7 @@ needs_linux=(vm_can_shut_down_via_ctrl_alt_del vm_can_take_pipes vm_can_boot_wit
     vmm_can_take_out_pipes vm_api_can_get_balloon_statistics mmds vsock_can)
 if [[ $guest == player ]]; then
     sdk_skipped+='|CNI|TestLoadSnapshot/.*via_ssh'
+    sdk_selected=.
     fctools_skipped+=("${needs_linux[@]}")
     waits='{"shutdown_timeout_ms": 2000, "boot_wait_ms": 300, "boot_socket_timeout_ms": 5000}'
     fctools_selected=()
@@ -33,6 +34,7 @@ if [[ $guest == player ]]; then
     truncate -s 16M "$work/root.ext4"
     touch "$work/ssh-key"
 else
+    sdk_selected='CNI|TestLoadSnapshot/.*via_ssh'
     export FIRECRACKER_GO_SDK_INIT_TIMEOUT_SECONDS=20
     export FIRECRACKER_GO_SDK_REQUEST_TIMEOUT_MILLISECONDS=10000
     waits='{"shutdown_timeout_ms": 30000, "boot_wait_ms": 15000, "boot_socket_timeout_ms": 20000}'
@@ -58,9 +60,9 @@ echo "firn: the tests of firecracker-go-sdk ($guest)"
 cp -r "$clients/sdk" "$work/run"
 (cd "$work/run" && FC_TEST_DATA_PATH=$data FC_TEST_BIN=$data/firecracker \
     FC_TEST_JAILER_BIN=$data/jailer \
-    ./sdk.test -test.v -test.timeout 20m -test.skip "$sdk_skipped") >"$work/sdk.log" 2>&1 ||
+    ./sdk.test -test.v -test.timeout 10m -test.run "$sdk_selected" -test.skip "$sdk_skipped") 2>&1 |
+    tee "$work/sdk.log" | grep --line-buffered -E '^--- |^    --- FAIL' ||
     failed+=(firecracker-go-sdk)
-grep -E '^--- |^    --- FAIL' "$work/sdk.log"
 [[ ! ${failed[*]} ]] || cat "$work/sdk.log"
 
 export FCTOOLS_TESTDATA_PATH=$work/fctools
