@@ -32,7 +32,7 @@ struct Args {
     #[arg(long, required_unless_present = "version", default_value = "")]
     id: String,
     /// The program.
-    #[arg(long, required_unless_present = "version", default_value = "")]
+    #[arg(long, required_unless_present = "version", default_value = "/")]
     exec_file: PathBuf,
     /// The user that it runs as.
     #[arg(long, required_unless_present = "version", default_value_t = 0)]
