@@ -26,6 +26,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 use firn_base::error_chain;
+use firn_run::jail;
 use serde_json::{Map, Value};
 
 use crate::api::Request;
@@ -63,6 +64,9 @@ fn run(args: &Args) -> Exit {
         return Exit::Success;
     }
     logger::set_id(&args.id);
+    if let Err(error) = jail::share_heap() {
+        return failed(Exit::Failure, &error_chain(&error));
+    }
     let limit = args.http_api_max_payload_size;
     let (vmm, vmm_thread) = Vmm::new();
     let metrics = Metrics::default();

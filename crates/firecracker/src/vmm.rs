@@ -114,8 +114,8 @@ impl VmmThread {
         let mut kvm = Some(open_kvm(&device));
         if confined {
             let code = Exit::SystemCall.code().into();
-            let lost = jail::prepare_thread().and_then(|()| jail::confine_thread(code));
-            if let Err(error) = lost {
+            jail::prepare();
+            if let Err(error) = jail::confine_thread(code) {
                 log!(Level::Error, "{}", error_chain(&error));
                 return Exit::Failure;
             }

@@ -350,14 +350,12 @@ pub(crate) unsafe fn close_inherited() -> Result<(), StartError> {
     closed.map_err(|error| StartError::session("close inherited descriptors", error))
 }
 
-/// Opens what a monitor needs of /proc and /sys while it can, and reads what is read once in a
-/// process.
-fn prepare() -> io::Result<()> {
-    privileges::keep_heaps()?;
+/// Opens what a monitor, or a [confined](confine_thread) thread, needs of /proc and /sys while it
+/// can, and reads what is read once in a process.
+pub fn prepare() {
     OwnFiles::of_process();
     // What needs these has an error of its own.
     let _ = (HostFacts::of_process(), Virtualization::of_host(), processors());
-    Ok(())
 }
 
 /// Enters the jail, in a process with one thread. `shared` are the namespaces of its supervisor,
@@ -372,14 +370,14 @@ pub fn enter(
     if mode == JailMode::Off {
         return Ok(None);
     }
-    let prepared = prepare();
+    prepare();
     let begin = Instant::now();
     let mut report = JailReport::default();
     let mut build = |wall, built: io::Result<()>| match built {
         Ok(()) => report.walls.push(wall),
         Err(error) => report.missing.push((wall, error_chain(&error))),
     };
-    build(Wall::Descriptors, prepared.and_then(|()| privileges::limit_descriptors(MAX_FLOWS)));
+    build(Wall::Descriptors, privileges::limit_descriptors(MAX_FLOWS));
     let own = || {
         // Without privileges, all namespaces belong to a user namespace.
         if !geteuid().is_root() {
@@ -415,12 +413,13 @@ pub fn enter(
     }
 }
 
-/// What a thread of a process that is not jailed needs before it is [confined](confine_thread).
+/// Gives all threads of this process, which has one, the same heap: with another one a thread would
+/// make calls that a jail and [`confine_thread`] deny.
 ///
 /// # Errors
-/// [`StartError::Session`]: a file of /proc cannot be opened.
-pub fn prepare_thread() -> Result<(), StartError> {
-    prepare().map_err(|error| StartError::session("prepare a thread without privileges", error))
+/// [`StartError::Session`]: the allocator refuses its parameter.
+pub fn share_heap() -> Result<(), StartError> {
+    privileges::share_heap().map_err(|error| StartError::session("share one heap", error))
 }
 
 /// Takes from this thread, and from those that it makes from now on, every capability and all

@@ -28,9 +28,6 @@ const OWN_DESCRIPTORS: u64 = 2048;
 /// for its supervisor, bytes.
 const LEAST_FILE: u64 = 64 << 20;
 
-/// The largest heap of a thread in the C library, bytes (`HEAP_MAX_SIZE`).
-const LARGEST_HEAP: libc::c_int = 64 << 20;
-
 /// The first of the user ids of monitors: no system gives those from 0x7000_0000 to 0x7fff_ffff to
 /// anything else (systemd's UIDS-GIDS.md). A process id is below 2^22.
 const FIRST_USER: u32 = 0x7000_0000;
@@ -47,11 +44,12 @@ pub(super) unsafe fn close_inherited() -> io::Result<()> {
     }
 }
 
-/// Has the C library keep what it has of the heaps of threads: before it makes one smaller it reads
-/// /proc/sys/vm/overcommit_memory, which a jailed process cannot open (mallopt(3)).
-pub(super) fn keep_heaps() -> io::Result<()> {
+/// Gives all threads of a process that has one the same heap (mallopt(3)). For a heap of a thread's own the C library reads
+/// /proc/sys/vm/overcommit_memory before it makes the heap smaller, and from the ninth on
+/// /sys/devices/system/cpu/online: a jailed process can open neither.
+pub(super) fn share_heap() -> io::Result<()> {
     // SAFETY: it changes a parameter of the allocator.
-    let set = unsafe { libc::mallopt(libc::M_TRIM_THRESHOLD, LARGEST_HEAP) };
+    let set = unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
     if set == 1 { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }
 

@@ -362,10 +362,7 @@ impl Monitor {
     /// Lets the microVM end, and waits for that; kills the process after `limit`.
     pub fn end(mut self, limit: Duration) {
         self.connection = None;
-        let begin = Instant::now();
-        while self.is_alive() && begin.elapsed() < limit {
-            std::thread::sleep(PAUSE);
-        }
+        self.wait_for(limit);
     }
 
     /// Waits for the end of a monitor that ends by itself: a player, or a microVM that was told to
@@ -497,14 +494,19 @@ impl Monitor {
 
     /// Why the monitor ends, which has closed the connection. A hostile one may not end by itself.
     fn closed(&mut self) -> StartError {
-        let begin = Instant::now();
-        while self.is_alive() && begin.elapsed() < CLOSING {
-            std::thread::sleep(PAUSE);
-        }
+        self.wait_for(CLOSING);
         let _ = self.child.kill();
         match self.child.wait() {
             Ok(status) => self.ended(status),
             Err(error) => MonitorError::Spawn(error).into(),
+        }
+    }
+
+    /// Waits until the process has ended, at most for `limit`.
+    fn wait_for(&mut self, limit: Duration) {
+        let begin = Instant::now();
+        while self.is_alive() && begin.elapsed() < limit {
+            std::thread::sleep(PAUSE);
         }
     }
 

@@ -99,6 +99,7 @@ pub fn serve(jail: JailMode, shared: Option<&SharedPaths>) -> Result<(), StartEr
     // Before there is a second thread.
     let prepared = prefer_as_victim()
         .map_err(|error| StartError::session("be the first to end where memory is short", error))
+        .and_then(|()| jail::share_heap())
         .and_then(|()| Devices::receive(&connection))
         .and_then(|kvm| kvm.map(|kvm| Ok((kvm, jail::enter(jail, shared)?))).transpose());
     let prepared = prepared.inspect_err(|error| {

@@ -1,0 +1,35 @@
+//! A thread of a jail makes no system call for the heaps of its process that the jail denies. It runs
+//! in a process of its own, because a test's thread has a heap before it can say that there is one.
+
+use std::sync::Barrier;
+
+use firn_run::jail;
+
+/// More than the heaps that the C library makes before it counts the processors.
+const THREADS: usize = 40;
+const BLOCKS: usize = 1024;
+const BYTES: usize = 1024;
+
+fn main() {
+    jail::share_heap().unwrap();
+    std::thread::spawn(|| {
+        jail::prepare();
+        jail::confine_thread(148).unwrap();
+        allocate();
+    })
+    .join()
+    .unwrap();
+}
+
+fn allocate() {
+    let together = Barrier::new(THREADS);
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                let blocks: Vec<_> = (0..BLOCKS).map(|block| vec![block; BYTES]).collect();
+                together.wait();
+                drop(blocks);
+            });
+        }
+    });
+}
