@@ -25,8 +25,8 @@ apt-update := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -q update
 .NOTPARALLEL:
 .PHONY: setup go recent-go java python pip npm openssl kernel-tools build guest lab guests images curl runtimes \
     clients tools firecracker-clients firecracker-guest demo test test-full lint prose deny unit-tests monitor-tests \
-    lab-tests guest-tests long-guest-tests test-load test-load-short test-tools test-clients test-clients-short \
-    test-workloads matrix restores-table bench bench-regression bench-network traces clean
+    lab-tests guest-tests lab-and-guest-tests long-guest-tests test-load test-load-short test-tools test-clients \
+    test-clients-short test-workloads matrix restores-table bench bench-regression bench-network traces clean
 
 # Cargo itself needs a C compiler to link.
 setup:
@@ -143,7 +143,7 @@ $(languages)/draws-go: tests/functions/draws_go/main.go | go
 demo: guests
 	$(firn) demo
 
-# lint and unit-tests; monitor-tests without a KVM; lab-tests if the lab is used; guest-tests.
+# lint and unit-tests; monitor-tests without a KVM; guest-tests, with lab-tests if the lab is used.
 test: setup
 	$(xtask) test
 
@@ -174,8 +174,8 @@ monitor-tests: lab
 lab-tests: lab
 	$(xtask) lab-tests
 
-guest-tests: guests clients curl $(clones-image) $(certificates)/server.pem
-	$(xtask) guest-tests
+guest-tests lab-and-guest-tests: guests clients curl $(clones-image) $(certificates)/server.pem
+	$(xtask) $@
 
 long-guest-tests: guests clients curl runtimes $(clones-image) $(certificates)/server.pem $(s3-server) \
     $(languages)/image.erofs $(languages)/draws-go $(languages)/shop/Hooks.class

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 
 use crate::step::Step;
 use crate::{Result, cargo};
@@ -89,26 +89,33 @@ impl Runner {
         })
     }
 
-    /// Runs two steps at the same time. The output of `background` is printed when both have
-    /// exited.
-    pub(crate) fn run_both(&self, foreground: &Step, background: &Step) -> Result<()> {
-        if self.lists(format_args!("{background} &")) {
+    /// Runs a step, and at the same time others in order, up to the first that fails. Their output
+    /// is printed when all have exited.
+    pub(crate) fn run_beside(&self, foreground: &Step, background: &[Step]) -> Result<()> {
+        if self.is_dry() {
+            for step in background {
+                self.lists(format_args!("{step} &"));
+            }
             return self.run(foreground);
         }
         let mut output = temporary_file()?;
-        let (stdout, stderr) = (output.try_clone()?, output.try_clone()?);
-        let mut other = Background(background.spawn(|command| {
-            self.prepare(command);
-            command.stdout(stdout).stderr(stderr);
-        })?);
-        let result = self.run(foreground);
-        let status = other.0.wait()?;
+        let file = output.try_clone()?;
+        let required = self.required.clone();
+        let other = move || {
+            let runner = Self::new(false, required);
+            let mut run = |step| runner.run_into(step, file.try_clone()?);
+            background.iter().try_for_each(&mut run).map_err(|error| error.to_string())
+        };
+        let (result, other) = std::thread::scope(|scope| {
+            let other = scope.spawn(other);
+            (self.run(foreground), other.join())
+        });
         let mut text = Vec::new();
         output.rewind()?;
         output.read_to_end(&mut text)?;
         std::io::stdout().write_all(&text)?;
         result?;
-        if status.success() { Ok(()) } else { failed(background, status) }
+        Ok(other.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?)
     }
 
     /// Builds a program with a cargo command such as `test -p firn --test lab`, and returns its
@@ -132,16 +139,6 @@ impl Runner {
     /// Whether this is a dry run.
     pub(crate) fn is_dry(&self) -> bool {
         self.listed.is_some()
-    }
-}
-
-/// A child that is killed if it still runs when it is dropped.
-struct Background(Child);
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        // An error means that it has exited.
-        let _ = self.0.kill();
     }
 }
 

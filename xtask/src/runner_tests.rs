@@ -16,18 +16,19 @@ fn a_step_gets_the_required_parts_and_its_exit_code_decides() {
 }
 
 #[test]
-fn both_steps_have_to_succeed() {
-    let runner = Runner::new(false, String::new());
-    let (good, bad) = (shell("true"), shell("exit 1"));
-    runner.run_both(&good, &good).unwrap();
-    assert!(runner.run_both(&good, &bad).is_err());
-    assert!(runner.run_both(&bad, &good).is_err());
+fn all_steps_have_to_succeed() {
+    let runner = Runner::new(false, "kvm".to_owned());
+    let (good, bad) = (shell("test \"$FIRN_REQUIRE\" = kvm"), shell("exit 1"));
+    runner.run_beside(&good, &[good.clone(), good.clone()]).unwrap();
+    assert!(runner.run_beside(&bad, std::slice::from_ref(&good)).is_err());
+    let error = runner.run_beside(&good, &[bad, shell("exit 2")]).unwrap_err().to_string();
+    assert_eq!(error, "failed (exit status: 1): sh -c 'exit 1'");
 }
 
 #[test]
 fn a_dry_run_lists_steps_and_runs_none() {
     let runner = Runner::new(true, String::new());
     runner.run(&shell("exit 1")).unwrap();
-    runner.run_both(&Step::words("a b"), &Step::words("c d")).unwrap();
-    assert_eq!(runner.listed(), ["sh -c 'exit 1'", "c d &", "a b"]);
+    runner.run_beside(&Step::words("a b"), &[Step::words("c d"), Step::new("e")]).unwrap();
+    assert_eq!(runner.listed(), ["sh -c 'exit 1'", "c d &", "e &", "a b"]);
 }

@@ -1,5 +1,5 @@
-//! A thread of a jail makes no system call for the heaps of its process that the jail denies. It runs
-//! in a process of its own, because a test's thread has a heap before it can say that there is one.
+//! A confined thread makes no system call that is denied when it allocates memory. The process is
+//! the test's own, because the thread of another test has a heap before it can share one.
 
 use std::sync::Barrier;
 

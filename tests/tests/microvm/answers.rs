@@ -6,6 +6,7 @@ use firn_tests::{HELLO, JSON, LIGHT, World, frozen, together};
 use serde_json::{Value, json};
 
 #[test]
+#[ignore = "long: make test-full"]
 fn light_workloads_answer_after_a_thaw() {
     let world = World::default();
     let boot = world.firn(["boot", "--json", "--name", "first"]);

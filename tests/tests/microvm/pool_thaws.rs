@@ -223,6 +223,7 @@ fn every_planner_of_a_pool_thaws_hello() {
 
 /// On the lab's device the monitors copy written pages; elsewhere the kernel copies them.
 #[test]
+#[ignore = "long: make test-full"]
 fn every_planner_of_a_pool_thaws_json() {
     let world = World::default();
     let medium = medium(&world);

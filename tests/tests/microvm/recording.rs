@@ -65,11 +65,11 @@ fn a_recording_of_hello_contains_every_touch() {
 fn a_recording_repeats_accesses_and_has_a_second_invocation() {
     let world = World::default();
     let file = world.file("hello-a2.trace");
-    let report = record_hello(&world, &file, &["--again", "100000000"]);
+    let report = record_hello(&world, &file, &["--again", "400000000"]);
 
     let trace = Trace::decode(&fs::read(&file).unwrap()).unwrap();
     let again = trace.again().unwrap();
-    assert_eq!(again.period, 100_000_000);
+    assert_eq!(again.period, 400_000_000);
     let recorded = json!({
         "request": again.request,
         "repeats": again.repeats.len(),

@@ -97,6 +97,7 @@ fn assert_all_differ(clones: &[Value], drawers: &[&str], kinds: &[&str]) {
 }
 
 #[test]
+#[ignore = "long: make test-full"]
 fn eight_clones_draw_different_values() {
     let world = World::default();
     let boot = boot(&world).arg("--root").arg(made("FIRN_CLONES_IMAGE"));

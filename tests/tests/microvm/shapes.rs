@@ -76,6 +76,7 @@ fn memory(mebibytes: u64) -> impl Fn(&World, &str) {
 }
 
 #[test]
+#[ignore = "long: make test-full"]
 fn a_microvm_runs_with_2_gib() {
     cycle(&["--memory", "2G"], memory(2048));
 }

@@ -5,23 +5,45 @@ use std::path::{Path, PathBuf};
 use crate::step::Step;
 use crate::{Result, lab};
 
+use super::unit::lab_steps;
 use crate::context::Context;
 
-/// Modules that test restores by planner. In the lab they run in a machine of their own, beside a
-/// second machine with all other tests: under emulation a second processor makes one machine no
-/// faster.
-const RESTORES: [&str; 6] =
-    ["planners::", "pool_thaws::", "hugetlbfs::", "recording::", "dax::", "shapes::"];
+/// Modules that take half of the time, with the tests of the lab. In the lab they run in a machine
+/// of their own, beside a second machine with all other tests: under emulation a second processor
+/// makes one machine no faster.
+const HALF: [&str; 10] = [
+    "planners::",
+    "pool_thaws::",
+    "hugetlbfs::",
+    "recording::",
+    "dax::",
+    "shapes::",
+    "network::",
+    "network_clients::",
+    "network_freezes::",
+    "network_names::",
+];
 
 pub(super) fn guest_tests(context: &Context) -> Result<()> {
+    beside(context, Vec::new())
+}
+
+/// The tests of the lab run in the second machine's time, before its own.
+pub(super) fn lab_and_guest_tests(context: &Context) -> Result<()> {
+    beside(context, lab_steps(context)?.into())
+}
+
+fn beside(context: &Context, mut first: Vec<Step>) -> Result<()> {
     let program = build(context)?;
     let made = [clones_image(context), draws(context), certificates(context)];
     if context.host.hardware {
-        return context.runner.run(&native(context, &program, &made));
+        first.push(native(context, &program, &made));
+        return first.iter().try_for_each(|step| context.runner.run(step));
     }
-    let others = RESTORES.iter().flat_map(|module| ["--skip", module]);
+    let others = HALF.iter().flat_map(|module| ["--skip", module]);
     let lab = || in_lab(context, &program, &made, "4G");
-    context.runner.run_both(&lab().args(others), &lab().args(RESTORES))
+    first.push(lab().args(HALF));
+    context.runner.run_beside(&lab().args(others), &first)
 }
 
 pub(super) fn long_guest_tests(context: &Context) -> Result<()> {

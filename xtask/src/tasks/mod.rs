@@ -20,7 +20,7 @@ use crate::{Result, prose, unused};
 type Task = fn(&Context) -> Result<()>;
 
 /// Name, purpose and function of every task.
-pub(crate) const ALL: [(&str, &str, Task); 20] = [
+pub(crate) const ALL: [(&str, &str, Task); 21] = [
     ("guests", "build the files for Linux guests, and the lab if they run there", guests),
     ("test", "run all checks and tests of a change", test),
     ("lint", "check formatting, lints, documentation and dependencies", checks::lint),
@@ -31,6 +31,7 @@ pub(crate) const ALL: [(&str, &str, Task); 20] = [
     ("monitor-tests", "run the tests that need a KVM in the lab", unit::monitor_tests),
     ("lab-tests", "run the tests of the lab, and those that need its kernel", unit::lab_tests),
     ("guest-tests", "run the tests in real guests", guests::guest_tests),
+    ("lab-and-guest-tests", "run the tests of both at once", guests::lab_and_guest_tests),
     ("long-guest-tests", "run the long tests in real guests", guests::long_guest_tests),
     ("test-load", "send requests to the daemon beside random kills", load::test),
     ("test-load-short", "the same with few requests, to players only", load::short),
@@ -54,8 +55,8 @@ fn test(context: &Context) -> Result<()> {
         ("lint", true),
         ("unit-tests", true),
         ("monitor-tests", !kvm),
-        ("lab-tests", !hardware),
-        ("guest-tests", true),
+        ("guest-tests", hardware),
+        ("lab-and-guest-tests", !hardware),
     ];
     for (target, _) in targets.into_iter().filter(|(_, needed)| *needed) {
         context.runner.run(&Step::new("make").arg(target))?;

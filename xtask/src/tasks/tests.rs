@@ -41,8 +41,8 @@ fn test_runs_what_the_host_can_run() {
     let targets =
         |kvm, hardware| commands("test", host(kvm, hardware)).join(", ").replace("make ", "");
     assert_eq!(targets(true, true), "lint, unit-tests, guest-tests");
-    assert_eq!(targets(true, false), "lint, unit-tests, lab-tests, guest-tests");
-    assert_eq!(targets(false, false), "lint, unit-tests, monitor-tests, lab-tests, guest-tests");
+    assert_eq!(targets(true, false), "lint, unit-tests, lab-and-guest-tests");
+    assert_eq!(targets(false, false), "lint, unit-tests, monitor-tests, lab-and-guest-tests");
     assert_eq!(commands("guests", host(true, true)), ["make guest"]);
     assert_eq!(commands("guests", host(true, false)), ["make lab"]);
 }
@@ -106,10 +106,10 @@ fn lab_tests_run_three_programs() {
     assert_eq!(
         commands("lab-tests", host(true, false)),
         [
-            "cargo test --workspace --test lab --test lab_interrupts --test lab_pool -- --ignored --test-threads=1",
             &format!("cargo test --workspace --lib {JSON}"),
-            "/t/release/firn lab run --in firn_memory -- /in/firn_memory --ignored recorders::bpf",
             &format!("cargo test --workspace --test lost {JSON}"),
+            "cargo test --workspace --test lab --test lab_interrupts --test lab_pool -- --ignored --test-threads=1",
+            "/t/release/firn lab run --in firn_memory -- /in/firn_memory --ignored recorders::bpf",
             "/t/release/firn lab run --cpus 1 --fsdax --in lost --env FIRN_REQUIRE=kvm,root,disk,dax -- sh -c \
              'mkdir -p /t/debug; ln -s /bin/firn /t/debug/firn; /in/lost --test-threads=1'",
         ]
@@ -151,13 +151,21 @@ fn guest_tests_run_natively_or_in_two_labs() {
         commands("guest-tests", host(true, false)),
         [
             build.clone(),
-            format!("{short} planners:: pool_thaws:: hugetlbfs:: recording:: dax:: shapes:: &"),
+            format!(
+                "{short} planners:: pool_thaws:: hugetlbfs:: recording:: dax:: shapes:: \
+                 network:: network_clients:: network_freezes:: network_names:: &"
+            ),
             format!(
                 "{short} --skip planners:: --skip pool_thaws:: --skip hugetlbfs:: --skip recording:: --skip dax:: \
-                 --skip shapes::"
+                 --skip shapes:: --skip network:: --skip network_clients:: --skip network_freezes:: \
+                 --skip network_names::"
             ),
         ]
     );
+    let both = commands("lab-and-guest-tests", host(true, false));
+    let beside: Vec<&String> = both.iter().filter(|line| line.ends_with(" &")).collect();
+    assert_eq!((both.len(), beside.len()), (8, 4));
+    assert!(beside[0].starts_with("cargo test --workspace --test lab ") && both[3] == *beside[0]);
     assert_eq!(
         commands("long-guest-tests", host(true, false)),
         [build, format!("{long} --ignored")]

@@ -83,18 +83,23 @@ pub(super) fn monitor_tests(context: &Context) -> Result<()> {
 }
 
 pub(super) fn lab_tests(context: &Context) -> Result<()> {
+    lab_steps(context)?.iter().try_for_each(|step| context.runner.run(step))
+}
+
+/// The steps of `lab-tests`. What they run is built already, or by themselves.
+pub(super) fn lab_steps(context: &Context) -> Result<[Step; 3]> {
     let Context { runner, paths, .. } = context;
-    runner.run(&Step::words(
+    let lab = Step::words(
         "cargo test --workspace --test lab --test lab_interrupts --test lab_pool -- --ignored --test-threads=1",
-    ))?;
+    );
     let memory = runner.build("test --workspace --lib", "firn_memory")?;
-    let step = lab::run(paths, "").arg("--in").arg(&memory).arg("--").arg(lab::inside(&memory));
-    runner.run(&step.args(["--ignored", "recorders::bpf"]))?;
+    let recorders =
+        lab::run(paths, "").arg("--in").arg(&memory).arg("--").arg(lab::inside(&memory));
     let lost = runner.build("test --workspace --test lost", "lost")?;
     let script = format!("{}; {} --test-threads=1", lab::with_firn(paths), lab::inside(&lost));
-    let step = lab::run(paths, "--cpus 1 --fsdax").arg("--in").arg(&lost);
-    runner
-        .run(&step.args(["--env", "FIRN_REQUIRE=kvm,root,disk,dax", "--", "sh", "-c"]).arg(script))
+    let in_lab = lab::run(paths, "--cpus 1 --fsdax").arg("--in").arg(&lost);
+    let in_lab = in_lab.args(["--env", "FIRN_REQUIRE=kvm,root,disk,dax", "--", "sh", "-c"]);
+    Ok([lab, recorders.args(["--ignored", "recorders::bpf"]), in_lab.arg(script)])
 }
 
 #[cfg(test)]

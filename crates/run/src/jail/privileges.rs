@@ -44,9 +44,9 @@ pub(super) unsafe fn close_inherited() -> io::Result<()> {
     }
 }
 
-/// Gives all threads of a process that has one the same heap (mallopt(3)). For a heap of a thread's own the C library reads
-/// /proc/sys/vm/overcommit_memory before it makes the heap smaller, and from the ninth on
-/// /sys/devices/system/cpu/online: a jailed process can open neither.
+/// Gives all threads of a process that has one the same heap (mallopt(3)). For a thread's own heap
+/// the C library reads /proc/sys/vm/overcommit_memory before it makes the heap smaller, and from
+/// the ninth heap on /sys/devices/system/cpu/online: a jailed process can open neither.
 pub(super) fn share_heap() -> io::Result<()> {
     // SAFETY: it changes a parameter of the allocator.
     let set = unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };

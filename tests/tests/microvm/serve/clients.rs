@@ -67,7 +67,7 @@ const BOTO: &str = include_str!("../../../clients/boto.py");
 
 #[test]
 fn boto3_and_the_aws_command_work_unmodified() {
-    const INVOCATIONS: u64 = 100;
+    const INVOCATIONS: u64 = 30;
     let world = World::default();
     let collector = Collector::start();
     let otlp = collector.endpoint();
@@ -205,8 +205,9 @@ fn boto3_and_the_aws_command_work_unmodified() {
     daemon.end();
     let spans = collector.spans();
     let named = |name: &str| spans.iter().filter(|span| span.name == name).count();
-    assert!(named("invoke greeter") > 100, "{}", named("invoke greeter"));
-    assert!(named("resume") > 0 && named("identify") > 0 && named("queue") > 100);
+    let all = usize::try_from(INVOCATIONS).unwrap();
+    assert!(named("invoke greeter") > all, "{}", named("invoke greeter"));
+    assert!(named("resume") > 0 && named("identify") > 0 && named("queue") > all);
     assert!(named("boot") > 0 && named("load") > named("resume"), "cold starts have more parts");
     for folder in ["code", "snapshots"] {
         let left = std::fs::read_dir(world.file("daemon").join(folder)).unwrap().count();
