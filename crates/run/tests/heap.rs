@@ -3,22 +3,22 @@
 
 use std::sync::Barrier;
 
-use firn_run::jail;
+use firn_run::{StartError, jail};
 
 /// More than the heaps that the C library makes before it counts the processors.
 const THREADS: usize = 40;
 const BLOCKS: usize = 1024;
 const BYTES: usize = 1024;
 
-fn main() {
-    jail::share_heap().unwrap();
-    std::thread::spawn(|| {
+fn main() -> Result<(), StartError> {
+    jail::share_heap()?;
+    let confined = std::thread::spawn(|| {
         jail::prepare();
-        jail::confine_thread(148).unwrap();
+        jail::confine_thread(148)?;
         allocate();
-    })
-    .join()
-    .unwrap();
+        Ok(())
+    });
+    confined.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 fn allocate() {

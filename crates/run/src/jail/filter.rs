@@ -21,7 +21,7 @@ use seccompiler::SeccompCmpArgLen::{Dword, Qword};
 use seccompiler::SeccompCmpOp::{Eq, MaskedEq, Ne};
 use seccompiler::{
     BpfProgram, BpfProgramRef, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
-    SeccompFilter, SeccompRule, TargetArch, apply_filter, apply_filter_all_threads,
+    SeccompFilter, SeccompRule, TargetArch, apply_filter, apply_filter_all_threads, sock_filter,
 };
 use syscalls::Sysno;
 
@@ -140,6 +140,15 @@ const PR_GET_AUXV: u64 = 0x4155_5856;
 /// guest memory is still mapped, and a process that has the descriptor could unlock it.
 const LOCKS: [c_int; 2] = [libc::F_OFD_SETLK, libc::F_OFD_SETLKW];
 
+/// The fewest rules that are divided.
+const PART: usize = 6;
+/// Instructions of classic BPF (Linux Documentation/networking/filter.rst):
+/// `BPF_LD | BPF_W | BPF_ABS`, of the call's number; `BPF_JMP | BPF_JGE | BPF_K`;
+/// `BPF_JMP | BPF_JA`.
+const LOAD: u16 = 0x20;
+const JUMP_IF_GREATER_OR_EQUAL: u16 = 0x35;
+const JUMP: u16 = 0x05;
+
 type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 type Result<T> = std::result::Result<T, seccompiler::Error>;
 
@@ -188,9 +197,31 @@ pub(super) fn narrow() -> io::Result<bool> {
 /// Installs a filter for this thread, or for all.
 type Install = fn(BpfProgramRef<'_>) -> Result<()>;
 
-fn compile(rules: Rules, otherwise: SeccompAction, matched: SeccompAction) -> Result<BpfProgram> {
-    let filter = SeccompFilter::new(rules, otherwise, matched, TargetArch::x86_64)?;
-    Ok(filter.try_into()?)
+/// Compiles rules. A part of them is found by halves, because its program compares a call's number
+/// with each of its rules in turn, and the kernel runs a filter for all numbers when it is applied
+/// (`seccomp_cache_prepare` in kernel/seccomp.c).
+fn compile(
+    mut rules: Rules,
+    otherwise: SeccompAction,
+    matched: SeccompAction,
+) -> Result<BpfProgram> {
+    let middle = rules.keys().nth(rules.len() / 2).copied();
+    let (PART.., Some(middle)) = (rules.len(), middle) else {
+        let filter = SeccompFilter::new(rules, otherwise, matched, TargetArch::x86_64)?;
+        return Ok(filter.try_into()?);
+    };
+    let high = rules.split_off(&middle);
+    let low = compile(rules, otherwise.clone(), matched.clone())?;
+    let high = compile(high, otherwise, matched)?;
+    // The kernel refuses a jump that is too long, and no call has a negative number.
+    let over_low = u32::try_from(low.len()).unwrap_or(u32::MAX);
+    let middle = u32::try_from(middle).unwrap_or(u32::MAX);
+    let head = vec![
+        sock_filter { code: LOAD, jt: 0, jf: 0, k: 0 },
+        sock_filter { code: JUMP_IF_GREATER_OR_EQUAL, jt: 0, jf: 1, k: middle },
+        sock_filter { code: JUMP, jt: 0, jf: 0, k: over_low },
+    ];
+    Ok([head, low, high].concat())
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
