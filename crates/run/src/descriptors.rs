@@ -1,10 +1,13 @@
 //! The open files that a start request refers to.
 
+use std::fmt::{self, Debug, Formatter};
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use firn_snapshot::SnapshotDirectory;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::error::StartError;
@@ -22,6 +25,20 @@ pub struct Descriptors {
     manager: Option<OwnedFd>,
     /// The directory of the snapshot whose files are among them. It is not sent.
     directory: Option<Arc<SnapshotDirectory>>,
+    /// What begins when they have been sent.
+    later: Later,
+}
+
+/// Functions that begin the threads behind descriptors.
+#[derive(Default)]
+struct Later(Mutex<Vec<Begin>>);
+
+type Begin = Box<dyn FnOnce() -> io::Result<()> + Send>;
+
+impl Debug for Later {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("Later").field(&self.0.lock().len()).finish()
+    }
 }
 
 impl Descriptors {
@@ -30,6 +47,23 @@ impl Descriptors {
         let slot = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
         self.slots.push(Some(descriptor.into()));
         Slot(slot)
+    }
+
+    /// Begins a thread behind a descriptor as soon as the monitor has it: a start does not wait for
+    /// the thread.
+    pub(crate) fn after_sending(
+        &mut self,
+        begin: impl FnOnce() -> io::Result<()> + Send + 'static,
+    ) {
+        self.later.0.get_mut().push(Box::new(begin));
+    }
+
+    /// Begins those threads, once.
+    ///
+    /// # Errors
+    /// A thread cannot be made.
+    pub(crate) fn sent(&self) -> io::Result<()> {
+        std::mem::take(&mut *self.later.0.lock()).into_iter().try_for_each(|begin| begin())
     }
 
     /// Keeps the directory of the snapshot whose files were added.

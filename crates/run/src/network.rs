@@ -72,12 +72,13 @@ impl NetworkSpec {
         Self::of(NetworkEndSpec::Tap(descriptors.add(tap)), None)
     }
 
-    /// The user-mode network, without limits. A thread of this process makes the sockets that the
-    /// policy allows, and forwards DNS to this host's resolvers, if it has some. The report of the
-    /// start has the policy's counters for this guest.
+    /// The user-mode network, without limits. A thread of this process, which begins when the
+    /// descriptors have been sent, makes the sockets that the policy allows, and forwards DNS to
+    /// this host's resolvers, if it has some. The report of the start has the policy's counters for
+    /// this guest.
     ///
     /// # Errors
-    /// [`StartError::Session`]: the thread cannot be started.
+    /// [`StartError::Session`]: a socket cannot be made.
     pub fn proxy(policy: &Policy, descriptors: &mut Descriptors) -> Result<Self, StartError> {
         Self::publishing(policy, &mut PublishedPorts::default(), descriptors)
     }
@@ -86,7 +87,7 @@ impl NetworkSpec {
     /// caller keeps `ports` until the microVM has ended.
     ///
     /// # Errors
-    /// [`StartError::Session`]: a thread cannot be started.
+    /// [`StartError::Session`]: a socket cannot be made.
     pub fn publishing(
         policy: &Policy,
         ports: &mut PublishedPorts,
@@ -94,8 +95,10 @@ impl NetworkSpec {
     ) -> Result<Self, StartError> {
         let resolvers = || host_resolvers(RESOLVERS.as_ref()).unwrap_or_default();
         let policy = policy.for_guest();
-        let broker = Broker::start_publishing(policy.clone(), resolvers, ports);
-        let broker = broker.map_err(|error| StartError::session("start a network", error))?;
+        let broker = Broker::prepare(policy.clone(), resolvers, ports);
+        let (broker, begin) =
+            broker.map_err(|error| StartError::session("start a network", error))?;
+        descriptors.after_sending(begin);
         let GuestNetwork { ipv4, ipv6, .. } = GuestNetwork::default();
         let addresses = NetworkAddresses {
             address: ipv4.address,

@@ -459,8 +459,10 @@ impl HostSpec {
             let directory = std::env::temp_dir();
             sockets.scratch = Some(ScratchSpec::create(&directory, u64::MAX, descriptors)?);
         }
-        let broker = VsockBroker::start(instance.vsock_socket());
-        let broker = broker.map_err(|error| StartError::session("start a thread", error))?;
+        let broker = VsockBroker::prepare(instance.vsock_socket());
+        let (broker, begin) =
+            broker.map_err(|error| StartError::session("make a pair of sockets", error))?;
+        descriptors.after_sending(begin);
         sockets.broker = Some(descriptors.add(broker));
         Ok((instance, Self { sockets: Some(sockets), console, ..Self::default() }))
     }

@@ -89,40 +89,46 @@ impl Broker {
     /// # Errors
     /// The sockets or the thread cannot be made.
     pub fn start(policy: Policy, resolvers: Vec<SocketAddr>) -> io::Result<OwnedFd> {
-        Self::start_publishing(policy, move || resolvers, &mut PublishedPorts::default())
+        let (monitor, begin) =
+            Self::prepare(policy, move || resolvers, &mut PublishedPorts::default())?;
+        begin()?;
+        Ok(monitor)
     }
 
-    /// The same, which passes the connections to published ports too. Their listeners are closed
-    /// with the broker. Its thread looks up the resolvers, which takes no time of the caller.
+    /// The monitor's end, and what begins the broker, which passes the connections to published
+    /// ports too: the end can be sent first, and a start does not wait for a thread. The listeners
+    /// are closed with the broker. Its thread looks up the resolvers.
     ///
     /// # Errors
-    /// The sockets or the threads cannot be made.
-    pub fn start_publishing(
+    /// The sockets cannot be made; what begins fails if the threads cannot.
+    pub fn prepare(
         policy: Policy,
         resolvers: impl FnOnce() -> Vec<SocketAddr> + Send + 'static,
         ports: &mut PublishedPorts,
-    ) -> io::Result<OwnedFd> {
+    ) -> io::Result<(OwnedFd, impl FnOnce() -> io::Result<()> + Send + 'static)> {
         let (socket, monitor) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         set_socket_send_buffer_size(&socket, ANSWERS)?;
-        let routes = Routes::open()?;
         let listeners = ports.take_listeners();
-        if !listeners.is_empty() {
-            let socket = socket.try_clone()?;
-            thread::Builder::new()
-                .name("net-listener".into())
-                .spawn(move || publish::accept_all(&socket, &listeners))?;
-        }
+        let listener = if listeners.is_empty() { None } else { Some(socket.try_clone()?) };
+        let accept = listener.map(|socket| move || publish::accept_all(&socket, &listeners));
         let serve = move || {
             let resolvers = resolvers();
             let forwarder = policy.has_names().then(|| Forwarder::new(resolvers.clone()));
             let (pins, parked, rate) = (policy.pins(), VecDeque::new(), Rate::new());
+            let routes = Routes::default();
             let mut broker =
                 Self { socket, policy, resolvers, routes, rate, pins, forwarder, parked };
             while broker.serve_next().is_ok() {}
         };
-        thread::Builder::new().name("net-broker".into()).spawn(serve)?;
-        Ok(monitor)
+        let begin = move || {
+            if let Some(accept) = accept {
+                thread::Builder::new().name("net-listener".into()).spawn(accept)?;
+            }
+            thread::Builder::new().name("net-broker".into()).spawn(serve)?;
+            Ok(())
+        };
+        Ok((monitor, begin))
     }
 
     fn serve_next(&mut self) -> Result<(), Errno> {

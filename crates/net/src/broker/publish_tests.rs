@@ -142,7 +142,9 @@ fn receive(monitor: &OwnedFd) -> Connection {
 }
 
 fn publishing(ports: &mut PublishedPorts) -> OwnedFd {
-    Broker::start_publishing(Policy::default(), Vec::new, ports).unwrap()
+    let (broker, begin) = Broker::prepare(Policy::default(), Vec::new, ports).unwrap();
+    begin().unwrap();
+    broker
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The host's own addresses, from its routing table.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -33,26 +33,32 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// It is asked at each connect, so the answer is as new as the host's addresses, and contains what
 /// a list of addresses does not: broadcast and anycast addresses, and networks that are routed to
 /// the host itself.
-#[derive(Debug)]
+///
+/// A guest that connects to nothing takes no socket, and a start does not wait for one.
+#[derive(Debug, Default)]
 pub(super) struct Routes {
-    socket: OwnedFd,
+    socket: OnceCell<OwnedFd>,
     /// The number of the last question.
     number: Cell<u32>,
 }
 
 impl Routes {
-    pub(super) fn open() -> Result<Self, Errno> {
+    fn socket(&self) -> Result<&OwnedFd, Errno> {
+        if let Some(socket) = self.socket.get() {
+            return Ok(socket);
+        }
         let flags = SocketFlags::CLOEXEC;
         // The protocol NETLINK_ROUTE is 0.
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
         set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
-        Ok(Self { socket, number: Cell::new(0) })
+        Ok(self.socket.get_or_init(|| socket))
     }
 
     /// Whether a packet to `address` stays on this host, or goes to more than one host. Without an
     /// answer it does.
     pub(super) fn is_local(&self, address: IpAddr) -> bool {
-        match self.route_type(address) {
+        let Ok(socket) = self.socket() else { return true };
+        match self.route_type(socket, address) {
             // Without a route the connect fails, with an error that names the reason.
             Ok(kind) => kind != RTN_UNICAST && !RTN_REJECTED.contains(&kind),
             Err(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ACCESS) => false,
@@ -60,14 +66,14 @@ impl Routes {
         }
     }
 
-    fn route_type(&self, address: IpAddr) -> Result<u8, Errno> {
+    fn route_type(&self, socket: &OwnedFd, address: IpAddr) -> Result<u8, Errno> {
         let number = self.number.get().wrapping_add(1);
         self.number.set(number);
         let request = request(address, number);
-        retry_on_intr(|| send(&self.socket, &request, SendFlags::empty()))?;
+        retry_on_intr(|| send(socket, &request, SendFlags::empty()))?;
         let mut buffer = [0; 1024];
         let answer = loop {
-            let (_, len) = retry_on_intr(|| recv(&self.socket, &mut buffer, RecvFlags::empty()))?;
+            let (_, len) = retry_on_intr(|| recv(socket, &mut buffer, RecvFlags::empty()))?;
             let answer = buffer.get(..len).ok_or(Errno::PROTO)?;
             // An earlier question may have its answer late.
             if answer.get(8..12) == Some(&number.to_ne_bytes()) {

@@ -139,7 +139,9 @@ pub(crate) fn start_broker(
     let resolvers = vec![format!("{HOST_V4}:5353").parse().unwrap(), dns_address()];
     host.run(move || {
         let mut ports = PublishedPorts::open(publish.iter().copied()).unwrap();
-        (Broker::start_publishing(policy, move || resolvers, &mut ports).unwrap(), ports)
+        let (broker, begin) = Broker::prepare(policy, move || resolvers, &mut ports).unwrap();
+        begin().unwrap();
+        (broker, ports)
     })
 }
 

@@ -49,7 +49,8 @@ pub(crate) fn broker() -> OwnedFd {
 /// A broker that publishes a port, and where.
 pub(crate) fn publishing(port: &str) -> (OwnedFd, SocketAddr, PublishedPorts) {
     let mut ports = PublishedPorts::open([port]).unwrap();
-    let broker = Broker::start_publishing(Policy::default(), Vec::new, &mut ports).unwrap();
+    let (broker, begin) = Broker::prepare(Policy::default(), Vec::new, &mut ports).unwrap();
+    begin().unwrap();
     let PublishedAddress::Tcp(address) = ports.ports()[0].address else { panic!("{ports:?}") };
     (broker, address, ports)
 }

@@ -43,11 +43,23 @@ impl VsockBroker {
     /// # Errors
     /// The socket or the thread cannot be made.
     pub fn start(path: PathBuf) -> io::Result<OwnedFd> {
-        let (broker, monitor) = Self::pair(path)?;
-        thread::Builder::new()
-            .name("vsock-broker".into())
-            .spawn(move || while broker.answer_next().is_ok() {})?;
+        let (monitor, begin) = Self::prepare(path)?;
+        begin()?;
         Ok(monitor)
+    }
+
+    /// The monitor's end, and what begins the broker: the end can be sent first, and a start does
+    /// not wait for a thread.
+    ///
+    /// # Errors
+    /// The socket cannot be made; what begins fails if the thread cannot.
+    pub fn prepare(
+        path: PathBuf,
+    ) -> io::Result<(OwnedFd, impl FnOnce() -> io::Result<()> + Send + 'static)> {
+        let (broker, monitor) = Self::pair(path)?;
+        let serve = move || while broker.answer_next().is_ok() {};
+        let thread = thread::Builder::new().name("vsock-broker".into());
+        Ok((monitor, move || thread.spawn(serve).map(drop)))
     }
 
     pub(super) fn pair(path: PathBuf) -> io::Result<(Self, OwnedFd)> {
