@@ -102,11 +102,13 @@ fn a_snapshot_has_its_device_already() {
 
 #[test]
 fn a_port_is_published_by_the_user_mode_network_alone() {
-    let connect = |net: &str, ports: &[&str]| {
+    // They have the listeners until a broker has them.
+    let mut descriptors = Descriptors::default();
+    let mut connect = |net: &str, ports: &[&str]| {
         let publish = ports.iter().map(|port| (*port).to_owned()).collect();
         let (net, egress, metadata) = (net.parse().unwrap(), Vec::new(), None);
         let arguments = NetArgs { net, egress, publish, metadata };
-        arguments.connect(&mut Descriptors::default()).map_err(|error| error.to_string())
+        arguments.connect(&mut descriptors).map_err(|error| error.to_string())
     };
     for net in ["none", "tap:t0"] {
         let error = connect(net, &["8080:80"]).unwrap_err();
