@@ -49,8 +49,8 @@ impl Descriptors {
         Slot(slot)
     }
 
-    /// Begins a thread behind a descriptor as soon as the monitor has it: a start does not wait for
-    /// the thread.
+    /// Begins a thread behind a descriptor as soon as the monitor, or the start in this process, has
+    /// it: a start does not wait for the thread.
     pub(crate) fn after_sending(
         &mut self,
         begin: impl FnOnce() -> io::Result<()> + Send + 'static,
@@ -61,9 +61,11 @@ impl Descriptors {
     /// Begins those threads, once.
     ///
     /// # Errors
-    /// A thread cannot be made.
-    pub(crate) fn sent(&self) -> io::Result<()> {
-        std::mem::take(&mut *self.later.0.lock()).into_iter().try_for_each(|begin| begin())
+    /// [`StartError::Session`]: a thread cannot be made.
+    pub(crate) fn begin_threads(&self) -> Result<(), StartError> {
+        let threads = std::mem::take(&mut *self.later.0.lock());
+        let begun = threads.into_iter().try_for_each(|begin| begin());
+        begun.map_err(|error| StartError::session("start a thread", error))
     }
 
     /// Keeps the directory of the snapshot whose files were added.

@@ -33,6 +33,7 @@ pub fn start(
     clock: Clock,
     listener: &Arc<dyn Listener>,
 ) -> Result<(), StartError> {
+    descriptors.begin_threads()?;
     start_caught(spec, descriptors, kvm, clock, listener, (None, None))
 }
 

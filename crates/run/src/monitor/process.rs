@@ -385,9 +385,7 @@ impl Monitor {
     fn send(&mut self, order: &Order, descriptors: &Descriptors) -> Result<(), StartError> {
         let closed = [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset];
         match self.connection()?.send(order, descriptors) {
-            Ok(()) => {
-                descriptors.sent().map_err(|error| StartError::session("start a thread", error))
-            }
+            Ok(()) => descriptors.begin_threads(),
             Err(error) if closed.contains(&error.kind()) => Err(self.closed()),
             Err(error) => Err(MonitorError::Send(error).into()),
         }
