@@ -49,8 +49,8 @@ impl Descriptors {
         Slot(slot)
     }
 
-    /// Begins a thread behind a descriptor as soon as the monitor, or the start in this process, has
-    /// it: a start does not wait for the thread.
+    /// Begins a thread behind a descriptor as soon as the monitor, or the start in this process,
+    /// has it: a start does not wait for the thread.
     pub(crate) fn after_sending(
         &mut self,
         begin: impl FnOnce() -> io::Result<()> + Send + 'static,
