@@ -11,7 +11,7 @@ use crate::context::Context;
 /// Modules that take half of the time, with the tests of the lab. In the lab they run in a machine
 /// of their own, beside a second machine with all other tests: under emulation a second processor
 /// makes one machine no faster.
-const HALF: [&str; 10] = [
+const HALF: [&str; 8] = [
     "planners::",
     "pool_thaws::",
     "hugetlbfs::",
@@ -20,8 +20,6 @@ const HALF: [&str; 10] = [
     "shapes::",
     "network::",
     "network_clients::",
-    "network_freezes::",
-    "network_names::",
 ];
 
 pub(super) fn guest_tests(context: &Context) -> Result<()> {

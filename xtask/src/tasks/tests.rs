@@ -153,12 +153,11 @@ fn guest_tests_run_natively_or_in_two_labs() {
             build.clone(),
             format!(
                 "{short} planners:: pool_thaws:: hugetlbfs:: recording:: dax:: shapes:: \
-                 network:: network_clients:: network_freezes:: network_names:: &"
+                 network:: network_clients:: &"
             ),
             format!(
                 "{short} --skip planners:: --skip pool_thaws:: --skip hugetlbfs:: --skip recording:: --skip dax:: \
-                 --skip shapes:: --skip network:: --skip network_clients:: --skip network_freezes:: \
-                 --skip network_names::"
+                 --skip shapes:: --skip network:: --skip network_clients::"
             ),
         ]
     );
