@@ -103,8 +103,13 @@ impl Runner {
         let required = self.required.clone();
         let other = move || {
             let runner = Self::new(false, required);
-            let mut run = |step| runner.run_into(step, file.try_clone()?);
-            background.iter().try_for_each(&mut run).map_err(|error| error.to_string())
+            let run = |step| {
+                let (stdout, stderr) = (file.try_clone()?, file.try_clone()?);
+                runner.run_to(step, |command| {
+                    command.stdout(stdout).stderr(stderr);
+                })
+            };
+            background.iter().try_for_each(run).map_err(|error| error.to_string())
         };
         let (result, other) = std::thread::scope(|scope| {
             let other = scope.spawn(other);
