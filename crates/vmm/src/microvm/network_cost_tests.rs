@@ -22,7 +22,7 @@ use crate::virtio::{Network, NetworkConfig, NetworkEnd, VsockListener};
 const RUNS: usize = 301;
 
 /// Makes the devices of a guest in a new VM and restores their state. The time is that of the
-/// broker, and that of broker and devices.
+/// broker's sockets, and that of sockets and devices. A start does not wait for its thread.
 fn start(folder: &Path, kvm: &OpenKvm, has_network: bool) -> [Duration; 2] {
     let open = |name: &str| OpenFile::open(&folder.join(name)).unwrap();
     let base = OverlayBase::File(open("overlay"));
