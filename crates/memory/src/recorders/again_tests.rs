@@ -170,11 +170,14 @@ fn a_guest_without_faults_is_interrupted_after_each_period() {
         (0..3).for_each(|_| seen());
         byte(memory, 1);
     });
-    let again = recording.again.unwrap();
-    let [repeat] = again.repeats[..] else { panic!("{again:?}") };
-    assert_eq!((repeat.after, repeat.touch.page, repeat.touch.access), (1, 1, Access::Read));
-    // The work that the pauses found, and that of the fault.
-    assert!(repeat.touch.gap >= GAP + period, "{}", repeat.touch.gap);
+    // On a busy host a further period ends before the thread reads the page that was resolved for it.
+    let repeats = recording.again.unwrap().repeats;
+    assert!(!repeats.is_empty());
+    for repeat in repeats {
+        assert_eq!((repeat.after, repeat.touch.page, repeat.touch.access), (1, 1, Access::Read));
+        // The work that the pauses found, and that of the fault.
+        assert!(repeat.touch.gap >= GAP + period, "{}", repeat.touch.gap);
+    }
 }
 
 #[test]
