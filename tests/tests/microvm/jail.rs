@@ -22,7 +22,7 @@ fn hostile(process: Pid, threads: usize) -> Hostile {
 
 /// Thaws hello in a jail with all walls.
 fn thawed(world: &World, words: &[&str]) -> Monitor {
-    let thaw = world.firn(["thaw", "--jail", "require", "--name", "it"]).args(words);
+    let thaw = world.firn(["thaw", "--name", "it"]).args(words);
     thaw.start().ready()
 }
 

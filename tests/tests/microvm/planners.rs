@@ -201,8 +201,7 @@ fn freed_pages_are_recorded_and_reported_pages_are_never_read() {
     world.firn(["freeze", "--dense", "first"]).arg(&snapshot).run().ok();
     booted.end().ok();
     let event = |what: &Value| json!({"module": "machine", "event": what}).to_string();
-    let record =
-        world.firn(["profile", "record", "--jail", "require", "--part", "cache,free", "--invoke"]);
+    let record = world.firn(["profile", "record", "--part", "cache,free", "--invoke"]);
     let recorded = record.arg(event(&json!({"do": "memory"}))).arg(&snapshot).run();
     recorded.ok();
     assert!(recorded.stderr.contains("firn: the page cache is watched at the "), "{recorded:?}");

@@ -173,17 +173,7 @@ fn record_in(world: &World, socket: &Path, function: &Function) {
     let mut thawed = thaw.start().ready();
     world.firn(["freeze", "--pool"]).arg(socket).args(["again", function.name]).run().ok();
     thawed.end().ok();
-    let record = [
-        "profile",
-        "record",
-        "--jail",
-        "require",
-        "--invoke",
-        function.input_a,
-        "--input",
-        "a",
-        "--pool",
-    ];
+    let record = ["profile", "record", "--invoke", function.input_a, "--input", "a", "--pool"];
     world.firn(record).arg(socket).arg(function.name).run().ok();
 }
 

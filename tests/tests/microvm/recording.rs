@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 /// Records an invocation with all walls around the guest, whose answer is as ever.
 fn record_hello(world: &World, file: &Path, options: &[&str]) -> Value {
-    let record = world.firn(["record", "--jail", "require", "--json"]).args(options);
+    let record = world.firn(["record", "--json"]).args(options);
     let record = record.args(["--invoke", HELLO.input_a, "--input", "a", "--out"]);
     let report = record.arg(file).arg(frozen(&HELLO)).run().json();
     world.assert_nothing_left();
