@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use firn_base::processors;
 use firn_memory::{HostFacts, HostFactsError};
 use firn_vmm::Virtualization;
 use procfs::process::{MountInfo, Process};
@@ -92,18 +93,13 @@ impl Host {
     /// [`HostError`] if /proc cannot be read, or the directory does not exist.
     pub fn of(directory: &Path) -> Result<Self, HostError> {
         let facts = HostFacts::read()?;
-        let cpuinfo = "/proc/cpuinfo";
-        let cpuinfo_read = CpuInfo::current()?;
-        let model = model(&cpuinfo_read);
-        let cpus = std::thread::available_parallelism()
-            .map_err(|source| HostError::Read { path: cpuinfo.into(), source })?
-            .get() as u64;
+        let cpuinfo = CpuInfo::current()?;
+        let model = model(&cpuinfo);
+        let cpus = processors() as u64;
         let kvm = if std::env::var_os(LAB_VARIABLE).is_some() {
             KvmKind::Lab
         } else {
-            match Virtualization::of_host()
-                .map_err(|source| HostError::Read { path: cpuinfo.into(), source })?
-            {
+            match Virtualization::of_host() {
                 Virtualization::Hardware => KvmKind::Hardware,
                 Virtualization::Software => KvmKind::Software,
             }

@@ -43,7 +43,7 @@ pub enum StartError {
     Spec(String),
     /// Linux cannot run under this host's KVM.
     #[error(
-        "this host's KVM has no hardware virtualisation (no vmx or svm in /proc/cpuinfo), and a stock Linux guest does not \
+        "this host's KVM has no hardware virtualisation (neither VT-x nor SVM), and a stock Linux guest does not \
          boot without it: run the command in the lab, as in `firn lab run -- firn ...`, or name a PVM guest kernel and give \
          --software-kvm"
     )]

@@ -315,6 +315,10 @@ impl<'a> Mapped<'a> {
     pub fn restore(self, host: HostConfig) -> Result<Restored<'a>, StartError> {
         let begin = Instant::now();
         let Self { source, plan, machine, memory, loader, after_resume, mut report, since } = self;
+        if machine.is_ready_for(&memory) {
+            // What is left to make has no file to map.
+            jail::begin_to_narrow();
+        }
         let (microvm, restored) = Microvm::restore(machine, memory, host)?;
         if report.standby.is_some() && restored.standby {
             report.standby = Some(StandbyUse::Hit);

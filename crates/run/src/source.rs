@@ -163,7 +163,7 @@ fn open_granted(
 
 /// Whether KVM uses nested paging on this host.
 pub(crate) fn nested_paging() -> bool {
-    !matches!(Virtualization::of_host(), Ok(Virtualization::Software))
+    Virtualization::of_host() == Virtualization::Hardware
 }
 
 /// Attaches a profile to a snapshot in a pool, and has the manager prepare a copy of the chunks

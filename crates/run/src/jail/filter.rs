@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use firn_base::{ErrorChain, end_with, handle_signal};
 use libc::{c_int, c_long, c_void, siginfo_t};
@@ -31,11 +32,9 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_brk,
     libc::SYS_memfd_create,
     libc::SYS_mincore,
-    libc::SYS_mremap,
     libc::SYS_msync,
     libc::SYS_munmap,
     // Threads.
-    libc::SYS_clone3,
     libc::SYS_exit,
     libc::SYS_exit_group,
     libc::SYS_futex,
@@ -140,20 +139,38 @@ const PR_GET_AUXV: u64 = 0x4155_5856;
 /// guest memory is still mapped, and a process that has the descriptor could unlock it.
 const LOCKS: [c_int; 2] = [libc::F_OFD_SETLK, libc::F_OFD_SETLKW];
 
-/// The fewest rules that are divided.
-const PART: usize = 6;
 /// Instructions of classic BPF (Linux Documentation/networking/filter.rst):
 /// `BPF_LD | BPF_W | BPF_ABS`, of the call's number; `BPF_JMP | BPF_JGE | BPF_K`;
-/// `BPF_JMP | BPF_JA`.
+/// `BPF_JMP | BPF_JA`; `BPF_RET | BPF_K`.
 const LOAD: u16 = 0x20;
 const JUMP_IF_GREATER_OR_EQUAL: u16 = 0x35;
 const JUMP: u16 = 0x05;
+const RETURN: u16 = 0x06;
 
 type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
+
+/// Calls for which a filter has two answers.
+struct Group {
+    /// A call without a rule always matches.
+    rules: Rules,
+    matched: SeccompAction,
+    not_matched: SeccompAction,
+}
+
 type Result<T> = std::result::Result<T, seccompiler::Error>;
 
-/// The second filter of a process that has the first one. It is compiled before a start needs it.
-static SECOND: Mutex<Option<BpfProgram>> = Mutex::new(None);
+/// The second filter of a process that has the first one.
+static SECOND: Mutex<Option<Second>> = Mutex::new(None);
+
+/// How far the second filter is.
+enum Second {
+    /// Compiled, before a start needs it.
+    Compiled(BpfProgram),
+    /// A thread waits to apply it to all threads, until the first is dropped or gets a message.
+    Waiting(SyncSender<()>, Receiver<io::Result<()>>),
+    /// The thread applies it.
+    Applying(Receiver<io::Result<()>>),
+}
 
 /// The code with which this process ends at a call that is denied.
 static EXIT_CODE: AtomicI32 = AtomicI32::new(1);
@@ -161,9 +178,8 @@ static EXIT_CODE: AtomicI32 = AtomicI32::new(1);
 /// Applies the first filter to this process, which has one thread.
 pub(super) fn apply() -> io::Result<()> {
     apply_by(apply_filter_all_threads)?;
-    let second =
-        denied().and_then(|denied| compile(denied, SeccompAction::Allow, SeccompAction::Trap));
-    *SECOND.lock() = Some(second.map_err(as_io)?);
+    let second = second().and_then(|denied| compile(denied, SeccompAction::Allow));
+    *SECOND.lock() = Some(Second::Compiled(second.map_err(as_io)?));
     Ok(())
 }
 
@@ -177,56 +193,138 @@ pub(super) fn apply_to_thread(exit_code: i32) -> io::Result<()> {
 fn apply_by(install: Install) -> io::Result<()> {
     // SAFETY: the handler only calls async-signal-safe functions.
     unsafe { handle_signal(libc::SIGSYS, on_denied, 0) }?;
-    let applied = || {
-        let first = compile(allowed()?, SeccompAction::Trap, SeccompAction::Allow)?;
-        install(&first)?;
-        let fail = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
-        install(&compile(failing()?, SeccompAction::Allow, fail)?)
-    };
+    let applied = || install(&compile(first()?, SeccompAction::Trap)?);
     applied().map_err(as_io)
 }
 
-/// Applies the second filter to all threads, if this process has the first and not the second.
-/// Returns whether it had.
+/// Starts a thread that can apply the second filter beside a start, if this process has the first
+/// and not the second.
+pub(super) fn wait_to_narrow() -> io::Result<()> {
+    let mut second = SECOND.lock();
+    let Some(Second::Compiled(program)) = &*second else { return Ok(()) };
+    let program = program.clone();
+    let (begin, begun) = sync_channel(1);
+    let (done, applied) = sync_channel(1);
+    let apply = move || {
+        if begun.recv().is_ok() {
+            let _ = done.send(apply_filter_all_threads(&program).map_err(as_io));
+        }
+    };
+    std::thread::Builder::new().name("narrow".into()).spawn(apply)?;
+    *second = Some(Second::Waiting(begin, applied));
+    Ok(())
+}
+
+/// Lets the thread that waits apply the second filter to all threads. Without such a thread,
+/// nothing happens.
+pub(super) fn begin_to_narrow() {
+    let mut second = SECOND.lock();
+    *second = match second.take() {
+        Some(Second::Waiting(begin, applied)) => {
+            // A thread that has ended fails `narrow`.
+            let _ = begin.send(());
+            Some(Second::Applying(applied))
+        }
+        other => other,
+    };
+}
+
+/// Applies the second filter to all threads, or waits for the thread that does, if this process has
+/// the first and not the second. Returns whether it had.
 pub(super) fn narrow() -> io::Result<bool> {
-    let Some(second) = SECOND.lock().take() else { return Ok(false) };
-    apply_filter_all_threads(&second).map_err(as_io)?;
+    begin_to_narrow();
+    match SECOND.lock().take() {
+        None => return Ok(false),
+        Some(Second::Compiled(program)) => apply_filter_all_threads(&program).map_err(as_io)?,
+        Some(Second::Waiting(_, applied) | Second::Applying(applied)) => {
+            applied.recv().map_err(io::Error::other)??;
+        }
+    }
     Ok(true)
 }
 
 /// Installs a filter for this thread, or for all.
 type Install = fn(BpfProgramRef<'_>) -> Result<()>;
 
-/// Compiles rules. A part of them is found by halves, because its program compares a call's number
-/// with each of its rules in turn, and the kernel runs a filter for all numbers when it is applied
-/// (`seccomp_cache_prepare` in kernel/seccomp.c).
-fn compile(
-    mut rules: Rules,
-    otherwise: SeccompAction,
-    matched: SeccompAction,
-) -> Result<BpfProgram> {
-    let middle = rules.keys().nth(rules.len() / 2).copied();
-    let (PART.., Some(middle)) = (rules.len(), middle) else {
-        let filter = SeccompFilter::new(rules, otherwise, matched, TargetArch::x86_64)?;
-        return Ok(filter.try_into()?);
+/// Compiles answers, with `otherwise` for all other calls. A call is found by halves of the ranges
+/// with one answer: the kernel translates each instruction of a filter, and runs the filter for all
+/// numbers when it is applied (`seccomp_cache_prepare` in kernel/seccomp.c).
+fn compile(groups: Vec<Group>, otherwise: SeccompAction) -> Result<BpfProgram> {
+    let filter = |rules, otherwise, matched| -> Result<BpfProgram> {
+        Ok(SeccompFilter::new(rules, otherwise, matched, TargetArch::x86_64)?.try_into()?)
     };
-    let high = rules.split_off(&middle);
-    let low = compile(rules, otherwise.clone(), matched.clone())?;
-    let high = compile(high, otherwise, matched)?;
-    // The kernel refuses a jump that is too long, and no call has a negative number.
-    let over_low = u32::try_from(low.len()).unwrap_or(u32::MAX);
-    let middle = u32::try_from(middle).unwrap_or(u32::MAX);
-    let head = vec![
-        sock_filter { code: LOAD, jt: 0, jf: 0, k: 0 },
-        sock_filter { code: JUMP_IF_GREATER_OR_EQUAL, jt: 0, jf: 1, k: middle },
-        sock_filter { code: JUMP, jt: 0, jf: 0, k: over_low },
-    ];
-    Ok([head, low, high].concat())
+    // One without rules is the check of the architecture, which all begin with, and an answer.
+    let mut program = filter(Rules::new(), SeccompAction::Trap, SeccompAction::Allow)?;
+    program.pop();
+    let answer = |action: SeccompAction| vec![instruction(RETURN, 0, 0, action.into())];
+    let otherwise = answer(otherwise);
+    let mut ranges = BTreeMap::from([(0, otherwise.clone())]);
+    for Group { rules, matched, not_matched } in groups {
+        for (call, rules) in rules {
+            let range = if rules.is_empty() {
+                answer(matched.clone())
+            } else {
+                let rules = BTreeMap::from([(call, rules)]);
+                let whole = filter(rules, not_matched.clone(), matched.clone())?;
+                whole.strip_prefix(&program[..]).unwrap_or(&whole).to_vec()
+            };
+            // No call has a negative number.
+            let call = u32::try_from(call).unwrap_or(u32::MAX);
+            ranges.insert(call, range);
+            ranges.entry(call.saturating_add(1)).or_insert_with(|| otherwise.clone());
+        }
+    }
+    let mut ranges: Vec<_> = ranges.into_iter().collect();
+    ranges.dedup_by(|next, range| next.1 == range.1);
+    program.push(instruction(LOAD, 0, 0, 0));
+    program.extend(find(&ranges));
+    Ok(program)
+}
+
+/// Goes to the program of the range in which the call's number, which was loaded, is. Each range
+/// comes with its first number.
+fn find(ranges: &[(u32, BpfProgram)]) -> BpfProgram {
+    if let [(_, program)] = ranges {
+        return program.clone();
+    }
+    let (low, high) = ranges.split_at(ranges.len() / 2);
+    let (middle, low, high) = (high.first().map_or(0, |range| range.0), find(low), find(high));
+    let mut program = match u8::try_from(low.len()) {
+        Ok(over_low) => vec![instruction(JUMP_IF_GREATER_OR_EQUAL, over_low, 0, middle)],
+        // The kernel refuses a jump that is too long.
+        Err(_) => vec![
+            instruction(JUMP_IF_GREATER_OR_EQUAL, 0, 1, middle),
+            instruction(JUMP, 0, 0, u32::try_from(low.len()).unwrap_or(u32::MAX)),
+        ],
+    };
+    program.extend(low);
+    program.extend(high);
+    program
+}
+
+fn instruction(code: u16, jt: u8, jf: u8, k: u32) -> sock_filter {
+    sock_filter { code, jt, jf, k }
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 fn as_io(error: seccompiler::Error) -> io::Error {
     io::Error::other(ErrorChain::of(&error))
+}
+
+/// The first filter, but for the calls that it denies without an exception.
+fn first() -> Result<Vec<Group>> {
+    let fail = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
+    let (trap, allow) = (SeccompAction::Trap, SeccompAction::Allow);
+    Ok(vec![
+        Group { rules: allowed()?, matched: allow.clone(), not_matched: trap },
+        Group { rules: failing()?, matched: fail, not_matched: allow },
+    ])
+}
+
+/// The second filter, but for what it allows without an exception.
+fn second() -> Result<Vec<Group>> {
+    let (trap, allow) = (SeccompAction::Trap, SeccompAction::Allow);
+    Ok(vec![Group { rules: denied()?, matched: trap, not_matched: allow }])
 }
 
 /// What is allowed from the beginning.

@@ -44,10 +44,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use firn_base::{ErrorChain, error_chain, ns_since, processors};
+use firn_base::{ErrorChain, error_chain, ns_since};
 use firn_memory::{HostFacts, OwnFiles};
 use firn_net::MAX_FLOWS;
-use firn_vmm::Virtualization;
 use landlock::{
     ABI, Access, AccessFs, AccessNet, Ruleset, RulesetAttr, RulesetError, RulesetStatus, Scope,
 };
@@ -355,7 +354,7 @@ pub(crate) unsafe fn close_inherited() -> Result<(), StartError> {
 pub fn prepare() {
     OwnFiles::of_process();
     // What needs these has an error of its own.
-    let _ = (HostFacts::of_process(), Virtualization::of_host(), processors());
+    let _ = HostFacts::of_process();
 }
 
 /// Enters the jail, in a process with one thread. `shared` are the namespaces of its supervisor,
@@ -433,6 +432,21 @@ pub fn confine_thread(exit_code: i32) -> Result<(), StartError> {
     privileges::drop_of_thread()
         .and_then(|()| filter::apply_to_thread(exit_code))
         .map_err(|error| StartError::session("take the privileges of a thread", error))
+}
+
+/// Starts the thread in which a jailed standby monitor narrows its filter of system calls beside a
+/// start, after [`begin_to_narrow`].
+///
+/// # Errors
+/// There is no thread.
+pub(crate) fn wait_to_narrow() -> Result<(), StartError> {
+    filter::wait_to_narrow().map_err(|error| StartError::session("start a thread", error))
+}
+
+/// Begins to narrow the filter of system calls, where a thread waits for that: from now on this
+/// process maps no file, and makes no VM. [`narrow`] waits for its end.
+pub(crate) fn begin_to_narrow() {
+    filter::begin_to_narrow();
 }
 
 /// Narrows a jailed process before its guest's first instruction: the filter of system calls, the

@@ -144,6 +144,7 @@ pub fn serve(jail: JailMode, shared: Option<&SharedPaths>) -> Result<(), StartEr
         match connection.receive(None) {
             Ok((Order::StandBy { shape, manager: slot }, mut descriptors)) => {
                 manager = slot.map(|slot| descriptors.take(slot)).transpose()?;
+                jail::wait_to_narrow()?;
                 let ready = Event::Ready(stand_by(&mut kvm, &shape));
                 waiting_ns = now_ns();
                 let sent = connection.send(&ready, &Descriptors::default());

@@ -3,12 +3,11 @@ use std::path::Path;
 use super::{KvmError, Virtualization, open};
 
 #[test]
-fn hardware_virtualisation_needs_the_whole_flag() {
-    let of = |cpuinfo: &str| Virtualization::from_cpuinfo(cpuinfo.as_bytes()).unwrap();
-    assert_eq!(of("processor\t: 0\nflags\t\t: fpu svm sse\n"), Virtualization::Hardware);
-    assert_eq!(of("flags\t\t: fpu vmx\n"), Virtualization::Hardware);
-    assert_eq!(of("flags\t\t: fpu svm_lock\nbugs\t: vmx\n"), Virtualization::Software);
-    assert_eq!(of(""), Virtualization::Software);
+fn hardware_virtualisation_is_a_flag_of_the_kernel() {
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap();
+    let flags = cpuinfo.lines().find(|line| line.starts_with("flags")).unwrap();
+    let listed = flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm");
+    assert_eq!(Virtualization::of_host() == Virtualization::Hardware, listed);
 }
 
 #[test]

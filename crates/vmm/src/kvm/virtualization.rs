@@ -1,8 +1,6 @@
 //! How the host's KVM runs guests.
 
-use std::fs::File;
-use std::io::{self, BufRead, BufReader};
-use std::sync::OnceLock;
+use std::arch::x86_64::__cpuid;
 
 /// How this host's KVM runs a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,27 +12,18 @@ pub enum Virtualization {
     Software,
 }
 
-impl Virtualization {
-    /// Whether the host's processor has VT-x or SVM, from /proc/cpuinfo, which is read once in a
-    /// process: a jailed one cannot.
-    ///
-    /// # Errors
-    /// /proc/cpuinfo cannot be read.
-    pub fn of_host() -> io::Result<Self> {
-        static FOUND: OnceLock<Result<Virtualization, io::ErrorKind>> = OnceLock::new();
-        let read = || Self::from_cpuinfo(BufReader::new(File::open("/proc/cpuinfo")?));
-        let found = FOUND.get_or_init(|| read().map_err(|error| error.kind()));
-        found.map_err(io::Error::from)
-    }
+/// The feature VMX in ECX of CPUID's leaf 1 (Intel SDM, volume 2A, CPUID).
+const VMX: u32 = 1 << 5;
+/// The feature SVM in ECX of CPUID's leaf 0x8000_0001 (AMD64 APM, volume 3, appendix E).
+const SVM: u32 = 1 << 2;
+const EXTENDED: u32 = 0x8000_0000;
 
-    /// Reads the entry of the first processor only: all processors have the same flags.
-    pub(super) fn from_cpuinfo(cpuinfo: impl BufRead) -> io::Result<Self> {
-        for line in cpuinfo.lines() {
-            if let Some(flags) = line?.strip_prefix("flags") {
-                let hardware = flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm");
-                return Ok(if hardware { Self::Hardware } else { Self::Software });
-            }
-        }
-        Ok(Self::Software)
+impl Virtualization {
+    /// Whether the host's processor has VT-x or SVM, by CPUID, which a jailed process can ask.
+    #[must_use]
+    pub fn of_host() -> Self {
+        let has_vmx = __cpuid(1).ecx & VMX != 0;
+        let has_svm = __cpuid(EXTENDED).eax > EXTENDED && __cpuid(EXTENDED + 1).ecx & SVM != 0;
+        if has_vmx || has_svm { Self::Hardware } else { Self::Software }
     }
 }

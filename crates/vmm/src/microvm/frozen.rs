@@ -1,6 +1,6 @@
 //! The machine of a snapshot, before its restore.
 
-use firn_memory::{Leaf, Reservation};
+use firn_memory::{GuestMemory, Leaf, Reservation};
 use firn_snapshot::{CpuRequirement, Snapshot};
 use kvm_bindings::kvm_cpuid_entry2;
 use thiserror::Error;
@@ -104,6 +104,14 @@ impl FrozenMachine<'_> {
     /// executed in.
     pub fn take_reservation(&mut self) -> Option<Reservation> {
         self.standby.take_reservation()
+    }
+
+    /// Whether the VM that was [made in advance](Standby::make) is one for this memory, so that
+    /// [`Microvm::restore`](super::Microvm::restore) makes no other.
+    #[must_use]
+    pub fn is_ready_for(&self, memory: &GuestMemory) -> bool {
+        let vcpus = u8::try_from(self.state.vcpus.len());
+        vcpus.is_ok_and(|vcpus| self.standby.is_ready_for(memory, vcpus))
     }
 
     /// Leaves everything that depends on the moment of the resume, and the generation id, to

@@ -94,9 +94,15 @@ impl Standby {
         self.reservation.take()
     }
 
+    /// Whether what was made is for this memory and this number of vCPUs.
+    pub(super) fn is_ready_for(&self, memory: &GuestMemory, vcpus: u8) -> bool {
+        self.ready.as_ref().is_some_and(|ready| ready.frame.fits(memory, vcpus))
+    }
+
     /// What was made, if it is for this memory and this number of vCPUs.
     pub(super) fn take_ready(&mut self, memory: &GuestMemory, vcpus: u8) -> Option<Box<Ready>> {
-        self.ready.take().filter(|ready| ready.frame.fits(memory, vcpus))
+        let fits = self.is_ready_for(memory, vcpus);
+        self.ready.take().filter(|_| fits)
     }
 
     /// Drops what was made.

@@ -99,16 +99,13 @@ fn kvm() -> Finding {
 
 fn hardware() -> Finding {
     let result = match Virtualization::of_host() {
-        Ok(Virtualization::Hardware) => Ok("VT-x or SVM: Linux guests run natively".to_owned()),
-        Ok(Virtualization::Software) => Err((
+        Virtualization::Hardware => Ok("VT-x or SVM: Linux guests run natively".to_owned()),
+        Virtualization::Software => Err((
             "neither VT-x nor SVM: KVM has software page tables".to_owned(),
             "Linux guests run in the lab (`firn lab run -- firn ...`); for native ones use a \
              machine with hardware virtualisation"
                 .to_owned(),
         )),
-        Err(error) => {
-            Err((format!("cannot read /proc/cpuinfo: {error}"), "mount /proc".to_owned()))
-        }
     };
     finding("hardware virtualisation", result)
 }
