@@ -39,8 +39,8 @@ pub const REPORTED_PAGES: usize = 16;
 
 /// Number of classes of touches by their time, for guests that measure it.
 pub const TIMES: usize = 18;
-/// The times of the first class are below this, ns. Each class after it ends at twice the end of the
-/// one before, and the last has no end.
+/// The times of the first class are below this, ns. Each class after it ends at twice the end of
+/// the one before, and the last has no end.
 pub const FIRST_TIME_NS: u64 = 250;
 
 /// The class of a touch that took `ticks`, if the first class ends at `first` ticks.

@@ -97,8 +97,8 @@ pub enum PaperError {
 }
 
 impl PaperConfig {
-    /// Runs a part of an experiment, one trace after the other. A planner that this host cannot run,
-    /// or that fails, is left out of the results, with the reason.
+    /// Runs a part of an experiment, one trace after the other. A planner that this host cannot
+    /// run, or that fails, is left out of the results, with the reason.
     ///
     /// # Errors
     ///
@@ -188,8 +188,8 @@ impl Runner<'_> {
         Ok(outcome)
     }
 
-    /// Makes the disk that the experiment emulates, and runs the group on it, or where the snapshots
-    /// otherwise are.
+    /// Makes the disk that the experiment emulates, and runs the group on it, or where the
+    /// snapshots otherwise are.
     fn measure(&self, group: &Group<'_>, outcome: &mut Outcome) -> Result<(), PaperError> {
         let Shape::Storage(disks) = self.replays.shape else {
             return self.measure_in(self.config.directory.as_deref(), None, group, outcome);

@@ -176,11 +176,13 @@ fn parts_and_fetches_have_columns_of_their_own() {
     assert!(
         picture.contains(">setup<") && picture.contains("A remark.") && text.contains("A remark.")
     );
-    let fetch = outcome(Quantity::Fetch, &["1"]);
+    let mut fetch = outcome(Quantity::Fetch, &["1"]);
+    fetch.sessions[0].rows[0].touch_times = (0..10).map(f64::from).collect();
     let text = fetch.markdown();
-    for column in ["in page faults, ms", "fetch, ms", "fetched", "read by faults", "major faults"] {
+    for column in ["in page faults, ms", "fetch, ms", "fetched", "read by faults", "| 17.0 "] {
         assert!(text.contains(column), "{text}");
     }
+    assert_eq!(picture::classes(9)[8], "32", "the class from which touches are slow");
     assert!(well_formed(&fetch.draw()));
 }
 

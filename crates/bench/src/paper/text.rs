@@ -24,6 +24,13 @@ const TOTAL: Column = ("total, ms", |_, row| {
 const FAULTS: Column = ("in page faults, ms", |_, row| optional(row.fault_ms));
 const READ_BY_FAULTS: Column =
     ("read by faults", |_, row| row.fault_read_bytes.map_or(String::new(), format_bytes));
+/// The first class of touch times that FaaSnap's paper calls faults that read from disk: 32 us
+/// (3.3). The kernel's count of major faults misses those that KVM leaves to a kernel worker.
+const SLOW_CLASS: usize = 8;
+const SLOW: Column = ("touches of 32 µs and more", |_, row| {
+    let slow = row.touch_times.get(SLOW_CLASS..).unwrap_or_default();
+    number(slow.iter().sum())
+});
 const KVM_FAULTS: Column = ("KVM faults", |_, row| row.kvm_page_faults.to_string());
 const OTHERS: [Column; 6] = [
     ("p95", |_, row| number(row.total_ms.p95)),
@@ -43,7 +50,7 @@ const FETCH: [Column; 6] = [
     ("fetch, ms", |_, row| optional(row.fetch_ms)),
     ("fetched", |_, row| row.fetch_bytes.map_or(String::new(), format_bytes)),
     READ_BY_FAULTS,
-    ("major faults", |_, row| row.major_faults.to_string()),
+    SLOW,
     KVM_FAULTS,
 ];
 const SPEED_UP: [Column; 2] = [

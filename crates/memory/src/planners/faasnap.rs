@@ -34,8 +34,8 @@ pub struct FaaSnap {
     pub merge: u64,
     /// Whether a loader reads while the guest runs (`paging=on`): concurrent paging, 4.2.
     pub paging: bool,
-    /// Whether zero regions are anonymous, and the loader reads by groups (`regions=on`): per-region
-    /// mapping, 4.3 to 4.5.
+    /// Whether zero regions are anonymous, and the loader reads by groups (`regions=on`):
+    /// per-region mapping, 4.3 to 4.5.
     pub regions: bool,
     /// Whether the working set without its zero pages is a file of its own (`loading_set=on`): 4.6
     /// and 4.7.

@@ -119,7 +119,7 @@ fn each_step_can_be_left_out() {
         let (plan, report) = restore(&snapshot, name);
         (plan.schedule, report.zero_bytes / PAGE_SIZE, report.packed_bytes / PAGE_SIZE)
     };
-    // Concurrent paging alone reads the working set, zero pages included, in the order of addresses.
+    // Concurrent paging alone reads the working set, with zero pages, in the order of addresses.
     let by_address = steps(&[2..3, 12..14, 40..42, 50..52]);
     assert_eq!(of("faasnap:loading_set=off,regions=off"), (by_address, 0, 0));
     let by_group = steps(&[40..42, 50..52, 2..3, 12..14]);

@@ -170,7 +170,8 @@ fn a_guest_without_faults_is_interrupted_after_each_period() {
         (0..3).for_each(|_| seen());
         byte(memory, 1);
     });
-    // On a busy host a further period ends before the thread reads the page that was resolved for it.
+    // On a busy host a further period ends before the thread reads the page that was resolved for
+    // it.
     let repeats = recording.again.unwrap().repeats;
     assert!(!repeats.is_empty());
     for repeat in repeats {
