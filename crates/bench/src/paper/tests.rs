@@ -252,13 +252,13 @@ fn budgets_are_lines_and_have_prices() {
 #[test]
 fn programs_are_a_share_of_the_total() {
     let mut outcome = outcome(Quantity::Programs, &["1"]);
-    let total = outcome.sessions[0].rows[0].total_ms;
-    let map_ms = crate::Summary { median: total.median / 100.0, ..total };
+    let map_ms = crate::Summary::of(&[0.03125]).unwrap();
+    outcome.sessions[0].rows[0].total_ms = crate::Summary::of(&[2.0]).unwrap();
     let (map_each_ms, attach_ms) = (map_ms, map_ms);
     let trace = "json-a".to_owned();
     outcome.programs.push(Programs { trace, ranges: 7, map_ms, map_each_ms, attach_ms });
     let text = outcome.markdown();
-    assert!(text.contains("| 1.00 % "), "{text}");
+    assert!(text.contains("| 1.56 % "), "{text}");
     assert!(well_formed(&outcome.draw()));
     let json = serde_json::to_string(&outcome).unwrap();
     assert_eq!(serde_json::from_str::<Outcome>(&json).unwrap(), outcome);
