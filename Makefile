@@ -25,8 +25,8 @@ apt-update := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -q update
 .NOTPARALLEL:
 .PHONY: setup go recent-go java python pip npm openssl kernel-tools build guest lab guests images curl runtimes \
     clients tools firecracker-clients firecracker-guest demo test test-full lint prose deny unit-tests monitor-tests \
-    lab-tests guest-tests lab-and-guest-tests long-guest-tests test-load test-load-short test-tools test-clients \
-    test-clients-short test-workloads matrix restores-table bench bench-regression bench-network traces clean
+    lab-tests guest-tests lab-and-guest-tests long-guest-tests test-paper test-load test-load-short test-tools \
+    test-clients test-clients-short test-workloads matrix restores-table bench bench-regression bench-network traces clean
 
 # Cargo itself needs a C compiler to link.
 setup:
@@ -149,7 +149,7 @@ test: setup
 
 # The tests that take longer than `make test`: the long guests' tests ten minutes in the lab, the
 # matrix an hour.
-test-full: test long-guest-tests matrix
+test-full: test long-guest-tests test-paper matrix
 
 # Formatting, clippy, documentation, unused dependencies, the style of texts.
 lint: setup
@@ -205,6 +205,11 @@ test-clients: test-clients-short firecracker-guest
 test-clients-short: build firecracker-clients
 	cargo build --release -p firn-jailer
 	tests/clients/firecracker/run.sh player $(firecracker)/clients $(target)/release
+
+# Every experiment of the papers on a tiny trace, with one run and at most two microVMs at once.
+# It needs root and this machine's KVM, and does nothing without them.
+test-paper: setup
+	cargo test --workspace --test paper -- --ignored
 
 # Tools that deploy functions, against a daemon without microVMs: half a minute.
 test-tools: tools

@@ -160,7 +160,10 @@ fn a_papers_places_are_compared_one_by_one() {
             unsanitised: false,
             order: 1,
             sessions: vec![place("1"), place("8")],
-            capacities: None,
+            remarks: Vec::new(),
+            budgets: Vec::new(),
+            costs: Vec::new(),
+            programs: Vec::new(),
             left_out: std::collections::BTreeMap::new(),
         }
     };

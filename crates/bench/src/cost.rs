@@ -48,7 +48,7 @@ pub struct CostRow {
 }
 
 /// The costs of all rows of a measurement.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Costs {
     /// The prices.
     pub prices: Prices,

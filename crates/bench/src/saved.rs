@@ -51,14 +51,6 @@ pub enum ReadResultsError {
     },
 }
 
-/// The results of `firn bench capacity`, or of the paper's figure that contains them.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Measured {
-    Paper { capacities: Capacities },
-    Capacity(Capacities),
-}
-
 /// What every version of the results has.
 #[derive(Deserialize)]
 struct Versioned {
@@ -89,16 +81,14 @@ pub(crate) fn read_results<T: DeserializeOwned>(path: &Path) -> Result<T, ReadRe
 }
 
 impl Capacities {
-    /// Reads the JSON that `firn bench capacity` or `firn bench paper pass-figure-14` wrote.
+    /// Reads the JSON that `firn bench capacity` wrote.
     ///
     /// # Errors
     ///
     /// [`ReadResultsError`].
     pub fn read(path: &Path) -> Result<Self, ReadResultsError> {
-        let measured = serde_json::from_slice(&read(path)?)
-            .map_err(|source| ReadResultsError::Capacities { path: path.to_owned(), source })?;
-        let (Measured::Paper { capacities } | Measured::Capacity(capacities)) = measured;
-        Ok(capacities)
+        serde_json::from_slice(&read(path)?)
+            .map_err(|source| ReadResultsError::Capacities { path: path.to_owned(), source })
     }
 }
 

@@ -167,6 +167,10 @@ pub struct Replay {
     /// medium.
     #[serde(default)]
     pub read_only_loads: u64,
+    /// The number of touches by their time, where the guest measured it: below 250 ns, then up to
+    /// twice the end of the one before, and the last without an end.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub touch_times: Vec<u64>,
 }
 
 /// Times of a start, ns, in the order in which they pass.

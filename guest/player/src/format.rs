@@ -37,6 +37,21 @@ pub const TOUCHED_WORD: u64 = PAGE_WORDS / 2;
 /// Maximum number of wrong pages reported by number, for each of the two checks.
 pub const REPORTED_PAGES: usize = 16;
 
+/// Number of classes of touches by their time, for guests that measure it.
+pub const TIMES: usize = 18;
+/// The times of the first class are below this, ns. Each class after it ends at twice the end of
+/// the one before, and the last has no end.
+pub const FIRST_TIME_NS: u64 = 250;
+
+/// The class of a touch that took `ticks`, if the first class ends at `first` ticks.
+#[inline]
+#[must_use]
+pub fn time_class(ticks: u64, first: u64) -> usize {
+    let doubled = ticks.checked_div(first).and_then(u64::checked_ilog2);
+    let class = doubled.and_then(|log| usize::try_from(log + 1).ok());
+    class.unwrap_or(0).min(TIMES - 1)
+}
+
 /// Maximum number of regions of a trace's memory.
 pub const REGIONS: usize = 4;
 /// Maximum number of inputs of a player, each with its own trace.
@@ -398,10 +413,18 @@ pub mod register {
     pub const REPEATED: u64 = 80;
     /// The value is the number of loads of the first invocation from pages that it never writes.
     pub const READ_ONLY_LOADS: u64 = 88;
+    /// The number of touches of the first invocation in a class of times, with the class from bit
+    /// [`CLASS_SHIFT`] on, if the guest measures times.
+    pub const TOUCH_TIMES: u64 = 96;
+    /// See [`TOUCH_TIMES`].
+    pub const CLASS_SHIFT: u32 = 56;
 }
 
-/// Bits of the guest's fourth argument.
+/// Bits of the guest's fourth argument. The bits from [`KHZ_SHIFT`](mode::KHZ_SHIFT) on are the
+/// frequency of the time-stamp counter in kHz.
 pub mod mode {
+    /// First bit of the frequency of the time-stamp counter.
+    pub const KHZ_SHIFT: u32 = 32;
     /// The guest measures the time of its touches.
     pub const TIMED: u64 = 1;
     /// The guest serves a second invocation after the first.

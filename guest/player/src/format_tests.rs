@@ -1,8 +1,8 @@
 use proptest::prelude::{Just, any, prop_assert_eq, prop_oneof, proptest};
 
 use super::{
-    HEADER_WORDS, Header, Kind, LINE_WORDS, MOST_PAGES, PAGE, PAGE_WORDS, TOUCHED_WORD, Touch,
-    Window, word,
+    HEADER_WORDS, Header, Kind, LINE_WORDS, MOST_PAGES, PAGE, PAGE_WORDS, TIMES, TOUCHED_WORD,
+    Touch, Window, time_class, word,
 };
 
 const KINDS: &[Kind] = &[
@@ -59,4 +59,11 @@ fn reads_of_known_pages_cover_every_cache_line_and_never_the_written_word() {
             assert!(words.clone().any(|word| word / LINE_WORDS == line), "{line}");
         }
     }
+}
+
+#[test]
+fn classes_of_times_double() {
+    let class = |ticks| time_class(ticks, 500);
+    assert_eq!([0, 499, 500, 999, 1000, 1999, 2000].map(class), [0, 0, 1, 1, 2, 2, 3]);
+    assert_eq!((class(u64::MAX), time_class(u64::MAX, 0)), (TIMES - 1, 0));
 }

@@ -5,7 +5,7 @@ use core::arch::asm;
 use crate::check::{check, fill, own_digest};
 use crate::console;
 use crate::format::{Header, Input, OWN, REPORT, REPORTED_PAGES, mode, register};
-use crate::replay::{Work, Wrong, replay, replay_timed};
+use crate::replay::{Times, Work, Wrong, replay};
 use crate::time::time;
 
 /// Runs the guest to its end.
@@ -50,10 +50,10 @@ fn report_to_registers(
 ) -> ! {
     let (mut wrong, mut work) = (Wrong::none(), Work::new(header));
     let works = header.again_every | header.medium_load | header.medium_copy != 0;
-    let mut waited = 0;
+    let mut times = Times::new(modes >> mode::KHZ_SHIFT);
     let mut part = |range| {
         if modes & mode::TIMED != 0 {
-            waited += replay_timed(header, &input.first, range, &mut wrong);
+            times.replay(header, &input.first, range, &mut wrong);
         } else if works {
             work.replay(header, &input.first, range, 0, &mut wrong);
         } else {
@@ -70,7 +70,12 @@ fn report_to_registers(
     // The monitor stops its clock here.
     report(register::DONE, wrong.count);
     wrong.pages().for_each(|page| report(register::WRONG_IN_LOOP, page));
-    report(register::WAITED, waited);
+    report(register::WAITED, times.waited);
+    if modes & mode::TIMED != 0 {
+        for (class, count) in (0..).zip(times.classes) {
+            report(register::TOUCH_TIMES, class << register::CLASS_SHIFT | count);
+        }
+    }
     report(register::TOUCHES, input.first.count - input.first.repeats);
     report(register::PAGES, input.pages);
     report(register::CONNECTED, connected);

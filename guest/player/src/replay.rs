@@ -6,8 +6,8 @@ use core::ops::Range;
 
 use crate::check::{is_free_page, is_written_page};
 use crate::format::{
-    Header, Kind, LINE_WORDS, REPORTED_PAGES, STEP, TOUCHED_WORD, Touch, Touches, word,
-    written_word,
+    FIRST_TIME_NS, Header, Kind, LINE_WORDS, REPORTED_PAGES, STEP, TIMES, TOUCHED_WORD, Touch,
+    Touches, time_class, word, written_word,
 };
 use crate::time::time;
 
@@ -48,30 +48,51 @@ pub(crate) fn replay(header: &Header, touches: &Touches, range: Range<u64>, wron
     }
 }
 
-/// Same as [`replay`], and returns the total time of the touches minus their number times the
-/// fastest one, in ticks of the time-stamp counter.
-pub(crate) fn replay_timed(
-    header: &Header,
-    touches: &Touches,
-    range: Range<u64>,
-    wrong: &mut Wrong,
-) -> u64 {
-    let (mut sum, mut fastest, mut count) = (0, u64::MAX, 0);
-    let timed = |touch: &mut dyn FnMut()| {
-        let begin = time();
-        touch();
-        let ticks = time().wrapping_sub(begin);
-        sum += ticks;
-        fastest = fastest.min(ticks);
-        count += 1;
-    };
-    let work = |index| {
-        if touches.gaps != 0 {
-            spin(gap(touches, index));
-        }
-    };
-    replay_with(header, touches, range, wrong, work, timed);
-    if count == 0 { 0 } else { sum - fastest * count }
+/// The times of touches, in ticks of the time-stamp counter.
+pub(crate) struct Times {
+    /// The total time of the touches minus their number times the fastest one.
+    pub(crate) waited: u64,
+    /// The number of touches of each class.
+    pub(crate) classes: [u64; TIMES],
+    /// The end of the first class.
+    first: u64,
+}
+
+impl Times {
+    /// No touches so far, with a counter of `khz`.
+    pub(crate) fn new(khz: u64) -> Self {
+        const KHZ_PER_GHZ: u64 = 1_000_000;
+        Self { waited: 0, classes: [0; TIMES], first: khz * FIRST_TIME_NS / KHZ_PER_GHZ }
+    }
+
+    /// Same as [`replay`], and adds the times of the touches.
+    pub(crate) fn replay(
+        &mut self,
+        header: &Header,
+        touches: &Touches,
+        range: Range<u64>,
+        wrong: &mut Wrong,
+    ) {
+        let (mut sum, mut fastest, mut count) = (0, u64::MAX, 0);
+        let timed = |touch: &mut dyn FnMut()| {
+            let begin = time();
+            touch();
+            let ticks = time().wrapping_sub(begin);
+            sum += ticks;
+            fastest = fastest.min(ticks);
+            count += 1;
+            if let Some(class) = self.classes.get_mut(time_class(ticks, self.first)) {
+                *class += 1;
+            }
+        };
+        let work = |index| {
+            if touches.gaps != 0 {
+                spin(gap(touches, index));
+            }
+        };
+        replay_with(header, touches, range, wrong, work, timed);
+        self.waited += if count == 0 { 0 } else { sum - fastest * count };
+    }
 }
 
 /// The work before a touch, in iterations of the loop.

@@ -19,7 +19,7 @@ const KVM_UNIT_TESTS: [&str; 2] = ["firn_vmm", "firn_bench"];
 /// Test programs of the package firn that require a KVM. Without one they pass without a check, and
 /// `monitor-tests` runs them in the lab. The program `lost` is in `lab-tests`, because KVM handles
 /// its faults differently there.
-const KVM_PROGRAMS: [&str; 15] = [
+const KVM_PROGRAMS: [&str; 16] = [
     "bad_profiles",
     "bench",
     "capacity",
@@ -29,6 +29,7 @@ const KVM_PROGRAMS: [&str; 15] = [
     "network",
     "paged_planners",
     "pager",
+    "paper",
     "pool_refusals",
     "profile",
     "signatures",

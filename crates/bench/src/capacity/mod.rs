@@ -204,12 +204,25 @@ pub(crate) fn fill(
 }
 
 impl Capacities {
+    /// The traces, in the order of the rows.
+    pub(crate) fn traces(&self) -> Vec<&str> {
+        let mut traces: Vec<&str> = self.results.iter().map(|row| row.trace.as_str()).collect();
+        traces.dedup();
+        traces
+    }
+
+    /// The part of one trace.
+    pub(crate) fn of_trace(&self, trace: &str) -> Self {
+        let rows = self.results.iter().filter(|row| row.trace == trace);
+        let (host, left_out) = (self.host.clone(), self.left_out.clone());
+        Self { host, memory: self.memory, results: rows.cloned().collect(), left_out }
+    }
+
     /// A picture as SVG, with one bar for each planner: the number of microVMs that the budget
     /// carried.
     #[must_use]
     pub fn draw(&self) -> String {
-        let mut traces: Vec<&str> = self.results.iter().map(|row| row.trace.as_str()).collect();
-        traces.dedup();
+        let traces = self.traces();
         let panel = |trace: &str| {
             let rows = self.results.iter().filter(|row| row.trace == trace);
             let bars = rows.map(|row| Bar {

@@ -1,90 +1,16 @@
-//! The list of the papers' experiments. Each has the name of its figure or table.
+//! The rows of the table of experiments, in the order of the papers and their figures.
 
-use serde::{Deserialize, Serialize};
-use thiserror::Error;
-
-use crate::cache::Cache;
-use crate::thaw::Row;
-
-/// An experiment of a paper.
-#[derive(Clone, Copy, Debug)]
-pub struct Experiment {
-    /// Its name on the command line and of its files, such as `pass-figure-9`.
-    pub name: &'static str,
-    /// The paper, section and figure.
-    pub source: &'static str,
-    /// The subject of the figure.
-    pub title: &'static str,
-    /// The planners, as `NAME[:KEY=VALUE,...]`.
-    pub planners: &'static [&'static str],
-    /// The traces.
-    pub traces: &'static [&'static str],
-    /// The page cache before each run.
-    pub cache: Cache,
-    /// Whether the recorded work between touches is replayed too.
-    pub work: bool,
-    /// Whether the pages that the guests held free have content. FaaSnap is always measured on
-    /// sanitised guests, as in its paper.
-    pub unsanitised: bool,
-    /// Whether each microVM of a run is of a snapshot of its own.
-    pub different: bool,
-    /// Whether profiles are recorded on the replayed input. Otherwise they are recorded on the
-    /// function's other input.
-    pub same_input: bool,
-    /// How it runs.
-    pub shape: Shape,
-    /// The quantity that the paper shows.
-    pub quantity: Quantity,
-}
-
-/// How an experiment runs.
-#[derive(Clone, Copy, Debug)]
-pub enum Shape {
-    /// With these numbers of microVMs at once, one after the other.
-    Concurrency(&'static [u32]),
-    /// With a number of microVMs at once, in memory cgroups of these sizes in bytes, one after the
-    /// other.
-    Memory(u32, &'static [u64]),
-    /// By filling a memory cgroup of this size in bytes with microVMs.
-    Capacity(u64),
-}
-
-/// The quantity that a picture shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Quantity {
-    /// Request to last page, ms.
-    Total,
-    /// DRAM of a run, MiB.
-    Dram,
-    /// Time in page faults, and the rest of the replay, ms.
-    Faults,
-}
-
-impl Quantity {
-    /// The quantity of a row, in its unit.
-    pub(super) fn of(self, row: &Row) -> Option<f64> {
-        match self {
-            Self::Total => Some(row.total_ms.median),
-            Self::Dram => Some(row.batch_dram_bytes as f64 / f64::from(1 << 20)),
-            Self::Faults => row.fault_ms.map(|faults| faults.median),
-        }
-    }
-
-    /// Its name and unit.
-    pub(super) fn unit(self) -> &'static str {
-        match self {
-            Self::Total => "request to last page, ms",
-            Self::Dram => "DRAM of all microVMs, MiB",
-            Self::Faults => "time in page faults, ms",
-        }
-    }
-}
+use super::replays::{Quantity, Replays, Shape, Storage};
+use super::systor::{self, SystorExperiment};
+use super::table::{Experiment, Verdict, Way};
+use crate::tier::Throttle;
 
 const MIB: u64 = 1 << 20;
 /// The systems that PASS compares, and `firn`.
 const OF_PASS: &[&str] =
     &["firecracker", "vanilla_dax", "faasnap", "dram_cached", "pass", "pass_shared", "firn"];
+/// Those of its experiments with many microVMs.
+const OF_MANY: &[&str] = &["vanilla_dax", "faasnap", "pass", "pass_shared", "firn"];
 const OF_FAASNAP: &[&str] = &["firecracker", "reap", "faasnap", "dram_cached"];
 const OF_SNAPBPF: &[&str] = &[
     "firecracker:readahead=off",
@@ -94,10 +20,20 @@ const OF_SNAPBPF: &[&str] = &[
     "faasnap",
     "snapbpf",
 ];
-/// The functions of PASS table 4 and FaaSnap table 2.
-const FUNCTIONS: &[&str] = &["compression-a", "image-a", "json-a", "pyaes-a"];
-/// The functions of FaaSnap's figure 6 for which there are traces.
-const OF_FIGURE_6: &[&str] = &[
+/// The functions of PASS table 4, with input A of FaaSnap table 2.
+const NINE: &[&str] = &[
+    "compression-a",
+    "json-a",
+    "image-a",
+    "pyaes-a",
+    "chameleon-a",
+    "recognition-a",
+    "pagerank-a",
+    "matmul-a",
+    "ffmpeg-a",
+];
+/// The same with both inputs: FaaSnap figure 6.
+const NINE_TWICE: &[&str] = &[
     "chameleon-a",
     "chameleon-b",
     "compression-a",
@@ -117,7 +53,24 @@ const OF_FIGURE_6: &[&str] = &[
     "recognition-a",
     "recognition-b",
 ];
-/// The functions of SnapBPF's figure 3 for which there are traces.
+/// FaaSnap's synthetic functions, which have one input.
+const SYNTHETIC: &[&str] = &["hello-a", "read-list-a", "mmap-a"];
+/// All functions of FaaSnap table 2 with input A.
+const OF_TABLE_2: &[&str] = &[
+    "hello-a",
+    "read-list-a",
+    "mmap-a",
+    "chameleon-a",
+    "compression-a",
+    "ffmpeg-a",
+    "image-a",
+    "json-a",
+    "matmul-a",
+    "pagerank-a",
+    "pyaes-a",
+    "recognition-a",
+];
+/// The functions of SnapBPF's figures for which there are traces.
 const OF_FIGURE_3: &[&str] = &[
     "bert-a",
     "chameleon-a",
@@ -128,247 +81,487 @@ const OF_FIGURE_3: &[&str] = &[
     "pyaes-a",
     "rnn-a",
 ];
+const SUBSTITUTES: &str = "The prefetch and the marking of `snapbpf` are substitutes: a thread issues the reads in place of a BPF \
+                           program, and pages reported free at the freeze are anonymous in place of pages marked at their allocation.";
+/// Budgets for microVMs: the paper has one, 128 GB.
+const BUDGETS: &[u64] = &[64 * MIB, 128 * MIB, 256 * MIB, 512 * MIB, 1024 * MIB, 2048 * MIB];
+/// The paper's disks: the local NVMe SSD (3.1) and the EBS volume (6.7). Writes have no limit.
+const DISKS: &[Storage] = &[
+    Storage { name: "local NVMe", limits: limits(285_000, 1_589_000_000) },
+    Storage { name: "remote EBS", limits: limits(64_000, 1_000_000_000) },
+];
 
-/// All experiments.
-pub const EXPERIMENTS: &[Experiment] = &[
+const fn limits(read_iops: u64, read_bps: u64) -> Throttle {
+    Throttle { read_iops: Some(read_iops), read_bps, write_bps: 0 }
+}
+
+/// A row of SYSTOR '22.
+const fn tiers(of: SystorExperiment, verdict: Verdict, measured: &'static str) -> Experiment {
+    let SystorExperiment { name, source, title, .. } = of;
+    Experiment { name, source, title, way: Way::Tiers(of), verdict, measured }
+}
+
+/// Every experiment.
+pub static EXPERIMENTS: [Experiment; 36] = [
     Experiment {
-        name: "pass-table-1",
-        source: "PASS 2.2, table 1",
-        title: "An ephemeral workload: time and memory",
-        planners: &["firecracker", "faasnap", "dram_cached", "pass", "pass_shared", "firn"],
-        traces: &["json-a"],
-        cache: Cache::Cold,
-        work: true,
-        unsanitised: false,
-        different: false,
-        same_input: false,
-        shape: Shape::Concurrency(&[1]),
-        quantity: Quantity::Dram,
+        name: "pass-figure-2",
+        source: "PASS 2.1, figure 2",
+        title: "Page faults in a start",
+        way: Way::Replays(&[Replays {
+            planners: &["vanilla_dax", "firecracker", "dram_cached"],
+            traces: NINE,
+            warm: true,
+            quantity: Quantity::Faults,
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::NotMeasured,
+        measured: "",
     },
     Experiment {
-        name: "pass-table-5",
-        source: "PASS 5.2, table 5, and 2.5, table 2",
-        title: "Time in page faults",
-        planners: OF_PASS,
-        traces: &["json-a", "pyaes-a", "read-list-a"],
-        cache: Cache::Cold,
-        work: true,
-        unsanitised: false,
-        different: false,
-        same_input: false,
-        shape: Shape::Concurrency(&[1]),
-        quantity: Quantity::Faults,
+        name: "pass-figure-3",
+        source: "PASS 2.3, figure 3",
+        title: "Many starts at once of FaaSnap and of cached snapshots",
+        way: Way::Replays(&[Replays {
+            planners: &["faasnap", "dram_cached"],
+            traces: &["recognition-a"],
+            shape: Shape::Concurrency(&[1, 2, 4, 8, 16, 32]),
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::NotMeasured,
+        measured: "",
+    },
+    Experiment {
+        name: "pass-figure-4",
+        source: "PASS 2.4, figure 4",
+        title: "FaaSnap on a DAX file system",
+        way: Way::Missing {
+            reason: "only the lab has a DAX file system, and its times mean nothing",
+            needs: "persistent or CXL memory with ext4-dax (`--dir` on it), beside an SSD",
+        },
+        verdict: Verdict::CannotShow,
+        measured: "",
     },
     Experiment {
         name: "pass-figure-9",
         source: "PASS 5.2, figure 9",
         title: "Execution time by function",
-        planners: OF_PASS,
-        traces: FUNCTIONS,
-        cache: Cache::Cold,
-        work: true,
-        unsanitised: false,
-        different: false,
-        same_input: false,
-        shape: Shape::Concurrency(&[1]),
-        quantity: Quantity::Total,
+        way: Way::Replays(&[Replays { planners: OF_PASS, traces: NINE, ..Replays::ONE }]),
+        verdict: Verdict::Agrees("in the order, with larger gains"),
+        measured: "four of nine functions; [figure 9](pass.md#figure-9-execution-time-by-function)",
     },
     Experiment {
         name: "pass-figure-10",
         source: "PASS 5.2, figure 10",
         title: "Ephemeral workloads",
-        planners: OF_PASS,
-        traces: &["json-a", "read-list-a"],
-        cache: Cache::Cold,
-        work: true,
-        unsanitised: false,
-        different: false,
-        same_input: false,
-        shape: Shape::Concurrency(&[1]),
-        quantity: Quantity::Total,
+        way: Way::Replays(&[Replays {
+            planners: OF_PASS,
+            traces: &["json-a", "recognition-a", "read-list-a"],
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::Agrees(""),
+        measured: "[two of three functions](pass.md#figure-10-and-table-1-ephemeral-workloads)",
     },
     Experiment {
         name: "pass-figure-11",
         source: "PASS 5.3, figure 11",
         title: "Execution time at a concurrency of 32",
-        planners: &["vanilla_dax", "faasnap", "pass", "pass_shared", "firn"],
-        traces: FUNCTIONS,
-        cache: Cache::Cold,
-        work: true,
-        unsanitised: false,
-        different: false,
-        same_input: false,
-        shape: Shape::Concurrency(&[32]),
-        quantity: Quantity::Total,
+        way: Way::Replays(&[Replays {
+            planners: OF_MANY,
+            traces: NINE,
+            shape: Shape::Concurrency(&[32]),
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::Partly("on json; `pass` fits for json only"),
+        measured: "[four of nine functions](pass.md#figures-11-and-12-many-at-once)",
     },
     Experiment {
         name: "pass-figure-12",
         source: "PASS 5.3, figure 12",
         title: "Execution time by concurrency",
-        planners: &["vanilla_dax", "faasnap", "pass", "pass_shared", "firn"],
-        traces: &["json-a"],
-        cache: Cache::Cold,
-        work: true,
-        unsanitised: false,
-        different: false,
-        same_input: false,
-        shape: Shape::Concurrency(&[2, 4, 8, 16, 32, 64]),
-        quantity: Quantity::Total,
+        way: Way::Replays(&[Replays {
+            planners: OF_MANY,
+            traces: &["recognition-a", "ffmpeg-a", "json-a"],
+            shape: Shape::Concurrency(&[2, 4, 8, 16, 32, 64]),
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::Agrees("no `pass` at 64"),
+        measured: "[json](pass.md#figures-11-and-12-many-at-once)",
     },
     Experiment {
         name: "pass-figure-13",
         source: "PASS 5.3, figure 13",
         title: "Execution time of 32 requests by memory",
-        planners: &["vanilla_dax", "firecracker", "faasnap", "pass", "pass_shared", "firn"],
-        traces: &["json-a"],
-        cache: Cache::Cold,
-        work: true,
-        unsanitised: false,
-        different: false,
-        same_input: false,
-        shape: Shape::Memory(32, &[2048 * MIB, 1024 * MIB, 512 * MIB, 256 * MIB, 128 * MIB]),
-        quantity: Quantity::Total,
+        way: Way::Replays(&[Replays {
+            planners: &["vanilla_dax", "firecracker", "faasnap", "pass", "pass_shared", "firn"],
+            traces: &["recognition-a", "json-a"],
+            shape: Shape::Memory(
+                32,
+                &[4096 * MIB, 2048 * MIB, 1024 * MIB, 512 * MIB, 256 * MIB, 128 * MIB],
+            ),
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::Partly("at the smallest budget, not above it"),
+        measured: "[json](pass.md#figure-13-memory-pressure)",
     },
     Experiment {
         name: "pass-figure-14",
         source: "PASS 5.3, figure 14",
-        title: "Maximum concurrency",
-        planners: &[
-            "vanilla_dax",
-            "firecracker",
-            "faasnap",
-            "dram_cached",
-            "pass",
-            "pass_shared",
-            "firn",
-        ],
-        traces: &["json-a"],
-        cache: Cache::Cold,
-        work: false,
-        unsanitised: false,
-        different: false,
-        same_input: false,
-        shape: Shape::Capacity(256 * MIB),
-        quantity: Quantity::Total,
+        title: "Maximum concurrency by the budget",
+        way: Way::Replays(&[Replays {
+            planners: OF_PASS,
+            traces: &["recognition-a", "json-a"],
+            work: false,
+            shape: Shape::Capacity(BUDGETS),
+            quantity: Quantity::Carried,
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::Agrees("at one budget"),
+        measured: "[json](pass.md#figure-14-and-the-cost-model)",
+    },
+    Experiment {
+        name: "pass-table-1",
+        source: "PASS 2.2, table 1",
+        title: "An ephemeral workload: time and memory",
+        way: Way::Replays(&[Replays {
+            planners: &["firecracker", "faasnap", "dram_cached", "pass", "pass_shared", "firn"],
+            traces: &["json-a"],
+            quantity: Quantity::Dram,
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::Differs("SnapStart and FaaSnap are reversed"),
+        measured: "[json](pass.md#figure-10-and-table-1-ephemeral-workloads)",
+    },
+    Experiment {
+        name: "pass-table-2",
+        source: "PASS 2.5, table 2",
+        title: "DAX faults of a start",
+        way: Way::Missing {
+            reason: "only the lab has a DAX file system, which has counts and no times",
+            needs: "persistent or CXL memory with ext4-dax, and a count of `dax_iomap_pte_fault`",
+        },
+        verdict: Verdict::CannotShow,
+        measured: "",
+    },
+    Experiment {
+        name: "pass-table-5",
+        source: "PASS 5.2, table 5",
+        title: "Time in page faults",
+        way: Way::Replays(&[Replays {
+            planners: OF_PASS,
+            traces: &["recognition-a", "json-a", "pyaes-a", "read-list-a"],
+            quantity: Quantity::Faults,
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::Partly("in the order, not in size"),
+        measured: "[three functions](pass.md#tables-2-and-5-where-the-time-goes)",
+    },
+    Experiment {
+        name: "pass-cost",
+        source: "PASS 5.3, cost-effectiveness",
+        title: "Price of a microVM's memory by the budget",
+        way: Way::Replays(&[Replays {
+            planners: OF_PASS,
+            traces: &["recognition-a", "json-a"],
+            work: false,
+            shape: Shape::Capacity(BUDGETS),
+            quantity: Quantity::Price,
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::Differs("reversed"),
+        measured: "[json](pass.md#figure-14-and-the-cost-model)",
+    },
+    Experiment {
+        name: "faasnap-figure-1",
+        source: "FaaSnap 3.2, figure 1",
+        title: "Parts of an invocation",
+        way: Way::Replays(&[Replays {
+            planners: &["firecracker", "dram_cached", "reap"],
+            traces: &["hello-a", "read-list-a", "mmap-a", "image-a", "image-diff-a"],
+            unsanitised: true,
+            same_input: &["hello-a", "read-list-a", "mmap-a", "image-a"],
+            warm: true,
+            quantity: Quantity::Parts,
+            remarks: &["A warm invocation repeats the trace in the same microVM."],
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::NotMeasured,
+        measured: "",
+    },
+    Experiment {
+        name: "faasnap-figure-2",
+        source: "FaaSnap 3.3, figure 2",
+        title: "Histogram of fault times",
+        way: Way::Replays(&[Replays {
+            planners: &["firecracker", "dram_cached", "reap"],
+            traces: &["image-diff-a"],
+            unsanitised: true,
+            quantity: Quantity::FaultTimes,
+            remarks: &[
+                "The paper times KVM's handler of a fault; here the guest times each first touch of a page, with or without a \
+                 fault, exit and entry included.",
+                "The paper's Warm is missing: a second invocation of the trace touches no page that the first has not.",
+            ],
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::NotMeasured,
+        measured: "",
     },
     Experiment {
         name: "faasnap-figure-6",
         source: "FaaSnap 6.2, figure 6",
         title: "Execution time, recorded on the other input",
-        planners: OF_FAASNAP,
-        traces: OF_FIGURE_6,
-        cache: Cache::Cold,
-        work: true,
-        unsanitised: true,
-        different: false,
-        same_input: false,
-        shape: Shape::Concurrency(&[1]),
-        quantity: Quantity::Total,
+        way: Way::Replays(&[Replays {
+            planners: OF_FAASNAP,
+            traces: NINE_TWICE,
+            unsanitised: true,
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::Partly("as to Firecracker, not as to REAP"),
+        measured: "[18 traces](restores.md#the-papers-figures-with-the-functions-own-work)",
     },
     Experiment {
         name: "faasnap-figure-7",
         source: "FaaSnap 6.2, figure 7",
         title: "Synthetic functions",
-        planners: OF_FAASNAP,
-        traces: &["hello-a", "read-list-a", "mmap-a"],
-        cache: Cache::Cold,
-        work: true,
-        unsanitised: true,
-        different: false,
-        same_input: true,
-        shape: Shape::Concurrency(&[1]),
-        quantity: Quantity::Total,
+        way: Way::Replays(&[Replays {
+            planners: OF_FAASNAP,
+            traces: SYNTHETIC,
+            unsanitised: true,
+            same_input: SYNTHETIC,
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::Partly("on hello and mmap, not on read-list"),
+        measured: "[three traces](restores.md#the-papers-figures-with-the-functions-own-work)",
+    },
+    Experiment {
+        name: "faasnap-figure-8",
+        source: "FaaSnap 6.3, figure 8",
+        title: "Execution time by the size of the input",
+        way: Way::Missing {
+            reason: "a function has traces of two inputs of about the same size",
+            needs: "traces of inputs of 1/4, 1/2, 2 and 4 times the size, which the lab records (`make traces`)",
+        },
+        verdict: Verdict::CannotShow,
+        measured: "",
+    },
+    Experiment {
+        name: "faasnap-figure-9",
+        source: "FaaSnap 6.5, figure 9",
+        title: "Steps of the optimisation",
+        way: Way::Replays(&[Replays {
+            planners: &[
+                "firecracker",
+                "faasnap:loading_set=off,regions=off",
+                "faasnap:loading_set=off",
+                "faasnap",
+                "faasnap:loading_set=off,paging=off",
+                "faasnap:paging=off",
+            ],
+            traces: &["image-a"],
+            quantity: Quantity::Fetch,
+            remarks: &[
+                "In the order of the paper: Firecracker, concurrent paging, per-region mapping, FaaSnap. Below them per-region \
+                 mapping and the loading-set file without a loader.",
+                "All guests are sanitised, because the steps share one snapshot.",
+            ],
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::NotMeasured,
+        measured: "",
     },
     Experiment {
         name: "faasnap-figure-10",
-        source: "FaaSnap 6.6, figure 10, the same snapshot",
+        source: "FaaSnap 6.6, figure 10",
         title: "Bursts",
-        planners: OF_FAASNAP,
-        traces: &["hello-a", "json-a"],
-        cache: Cache::Cold,
-        work: true,
-        unsanitised: true,
-        different: false,
-        same_input: false,
-        shape: Shape::Concurrency(&[1, 4, 16, 64]),
-        quantity: Quantity::Total,
+        way: Way::Replays(&[
+            Replays {
+                planners: OF_FAASNAP,
+                traces: &["hello-a", "json-a"],
+                unsanitised: true,
+                shape: Shape::Concurrency(&[1, 4, 16, 64]),
+                remarks: &["All microVMs are of the same snapshot."],
+                ..Replays::ONE
+            },
+            Replays {
+                part: "different",
+                planners: OF_FAASNAP,
+                traces: &["hello-a", "json-a"],
+                unsanitised: true,
+                different: true,
+                shape: Shape::Concurrency(&[1, 4, 16, 64]),
+                remarks: &["Each microVM is of a snapshot of its own."],
+                ..Replays::ONE
+            },
+        ]),
+        verdict: Verdict::Partly("as to Firecracker, not as to REAP"),
+        measured: "[1 to 64](restores.md#faasnap-figure-10)",
     },
     Experiment {
-        name: "faasnap-figure-10-different",
-        source: "FaaSnap 6.6, figure 10, different snapshots",
-        title: "Bursts of different functions",
-        planners: OF_FAASNAP,
-        traces: &["hello-a", "json-a"],
-        cache: Cache::Cold,
-        work: true,
-        unsanitised: true,
-        different: true,
-        same_input: false,
-        shape: Shape::Concurrency(&[1, 4, 16, 64]),
-        quantity: Quantity::Total,
+        name: "faasnap-figure-11",
+        source: "FaaSnap 6.7, figure 11",
+        title: "Remote storage",
+        way: Way::Replays(&[Replays {
+            planners: &["firecracker", "reap", "faasnap"],
+            traces: OF_TABLE_2,
+            unsanitised: true,
+            same_input: SYNTHETIC,
+            shape: Shape::Storage(DISKS),
+            remarks: &[
+                "The disks are emulated: a loop device over memory with the paper's limits of reads and bytes. The latency of \
+                 the EBS volume is not in the paper, and not emulated.",
+            ],
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::NotMeasured,
+        measured: "",
+    },
+    Experiment {
+        name: "faasnap-table-3",
+        source: "FaaSnap 6.4, table 3",
+        title: "What a start reads and waits for",
+        way: Way::Replays(&[Replays {
+            planners: &["reap", "faasnap"],
+            traces: &["ffmpeg-a", "image-a"],
+            unsanitised: true,
+            quantity: Quantity::Fetch,
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::NotMeasured,
+        measured: "",
     },
     Experiment {
         name: "snapbpf-figure-3a",
         source: "SnapBPF 4, figure 3a",
         title: "Latency of one instance",
-        planners: &["reap", "faasnap", "snapbpf"],
-        traces: OF_FIGURE_3,
-        cache: Cache::Cold,
-        work: true,
-        unsanitised: true,
-        different: false,
-        same_input: true,
-        shape: Shape::Concurrency(&[1]),
-        quantity: Quantity::Total,
+        way: Way::Replays(&[Replays {
+            planners: &["reap", "faasnap", "snapbpf"],
+            traces: OF_FIGURE_3,
+            unsanitised: true,
+            same_input: OF_FIGURE_3,
+            remarks: &[SUBSTITUTES],
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::Partly("as to FaaSnap, not as to REAP"),
+        measured: "[eight traces](restores.md#the-papers-figures-with-the-functions-own-work)",
     },
     Experiment {
         name: "snapbpf-figure-3b",
         source: "SnapBPF 4, figure 3b",
         title: "Latency of 10 instances",
-        planners: OF_SNAPBPF,
-        traces: OF_FIGURE_3,
-        cache: Cache::Cold,
-        work: true,
-        unsanitised: true,
-        different: false,
-        same_input: true,
-        shape: Shape::Concurrency(&[10]),
-        quantity: Quantity::Total,
+        way: Way::Replays(&[Replays {
+            planners: OF_SNAPBPF,
+            traces: OF_FIGURE_3,
+            unsanitised: true,
+            same_input: OF_FIGURE_3,
+            shape: Shape::Concurrency(&[10]),
+            remarks: &[SUBSTITUTES],
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::Agrees("as to REAP"),
+        measured: "[48 traces](restores.md#ten-at-once)",
     },
     Experiment {
         name: "snapbpf-figure-3c",
         source: "SnapBPF 4, figure 3c",
         title: "Memory of 10 instances",
-        planners: OF_SNAPBPF,
-        traces: OF_FIGURE_3,
-        cache: Cache::Cold,
-        work: true,
-        unsanitised: true,
-        different: false,
-        same_input: true,
-        shape: Shape::Concurrency(&[10]),
-        quantity: Quantity::Dram,
+        way: Way::Replays(&[Replays {
+            planners: OF_SNAPBPF,
+            traces: OF_FIGURE_3,
+            unsanitised: true,
+            same_input: OF_FIGURE_3,
+            shape: Shape::Concurrency(&[10]),
+            quantity: Quantity::Dram,
+            remarks: &[SUBSTITUTES],
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::Agrees(""),
+        measured: "[48 traces](restores.md#ten-at-once)",
     },
+    Experiment {
+        name: "snapbpf-figure-4",
+        source: "SnapBPF 4, figure 4",
+        title: "Marking and prefetch alone",
+        way: Way::Replays(&[Replays {
+            planners: &[
+                "firecracker:readahead=on",
+                "snapbpf:prefetch=off",
+                "snapbpf:marking=off",
+                "snapbpf",
+            ],
+            traces: OF_FIGURE_3,
+            same_input: OF_FIGURE_3,
+            quantity: Quantity::SpeedUp,
+            remarks: &[
+                SUBSTITUTES,
+                "The guests had reported their free pages before the freeze. With `prefetch=off` read-ahead is on, as in the \
+                 baseline.",
+            ],
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::NotMeasured,
+        measured: "",
+    },
+    Experiment {
+        name: "snapbpf-overhead",
+        source: "SnapBPF 4, overheads",
+        title: "Cost of the BPF programs",
+        way: Way::Replays(&[Replays {
+            planners: &["snapbpf"],
+            traces: OF_FIGURE_3,
+            same_input: OF_FIGURE_3,
+            quantity: Quantity::Programs,
+            remarks: &[
+                "The offsets of each profile are loaded into a BPF map, and the program that captures offsets is loaded and \
+                 attached. The prefetch here needs neither, so its times do not contain them.",
+            ],
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::NotMeasured,
+        measured: "",
+    },
+    tiers(
+        systor::FIGURE_2,
+        Verdict::Partly("in the order, not in size"),
+        "[ten functions](systor.md#figure-2-cold-and-warm-by-tier)",
+    ),
+    tiers(
+        systor::FIGURE_3,
+        Verdict::Partly("in the order, not in size"),
+        "[ten functions](systor.md#figure-3-parts-of-a-cold-invocation)",
+    ),
+    tiers(
+        systor::FIGURE_4,
+        Verdict::Agrees("`ssd` stops first; to 8 microVMs"),
+        "[ten functions](systor.md#figures-4-to-6-several-microvms-at-once)",
+    ),
+    tiers(
+        systor::FIGURE_5,
+        Verdict::Differs("in size"),
+        "[ten functions](systor.md#figures-4-to-6-several-microvms-at-once)",
+    ),
+    tiers(
+        systor::FIGURE_6,
+        Verdict::Partly("but for hello"),
+        "[ten functions](systor.md#figures-4-to-6-several-microvms-at-once)",
+    ),
+    tiers(
+        systor::FIGURE_7,
+        Verdict::Partly("with one microVM, not on `nvme`"),
+        "[ten functions](systor.md#figure-7-read-ahead)",
+    ),
+    tiers(
+        systor::TABLE_3,
+        Verdict::Differs("three of ten"),
+        "[ten functions](systor.md#table-3-classes)",
+    ),
+    tiers(
+        systor::TABLE_4,
+        Verdict::Partly("on Light functions"),
+        "[ten functions](systor.md#table-4-working-sets)",
+    ),
+    tiers(
+        systor::TABLE_5,
+        Verdict::Partly("in the order, not in size"),
+        "[ten functions](systor.md#table-5-cold-divided-by-warm)",
+    ),
 ];
-
-/// There is no experiment of this name.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("no experiment has the name {0:?}; `firn bench paper` lists the names")]
-pub struct UnknownExperiment(String);
-
-/// Finds experiments by their names; `all` selects every one.
-///
-/// # Errors
-///
-/// [`UnknownExperiment`] at the first unknown name.
-pub fn find(names: &[String]) -> Result<Vec<&'static Experiment>, UnknownExperiment> {
-    let mut found = Vec::new();
-    for name in names {
-        let before = found.len();
-        found.extend(EXPERIMENTS.iter().filter(|e| name == "all" || e.name == name));
-        if found.len() == before {
-            return Err(UnknownExperiment(name.clone()));
-        }
-    }
-    Ok(found)
-}

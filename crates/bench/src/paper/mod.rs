@@ -6,19 +6,28 @@
 
 mod experiments;
 mod outcome;
+mod picture;
+mod programs;
+mod replays;
 pub mod systor;
+mod table;
+mod text;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
 use firn_base::error_chain;
-use firn_memory::planners::{Store, parse};
+use firn_memory::planners::{PlanSnapshotError, Store, parse, plan};
 use firn_run::cgroup::CgroupError;
+use firn_snapshot::{OpenError, Snapshot};
 
-pub use experiments::{EXPERIMENTS, Experiment, Quantity, Shape, UnknownExperiment, find};
-pub use outcome::{Outcome, Place};
+pub use experiments::EXPERIMENTS;
+pub use outcome::{Outcome, Place, Priced};
+pub use programs::{Programs, ProgramsError};
+pub use replays::{Quantity, Replays, Shape, Storage};
+pub use table::{Experiment, FindError, Verdict, Way, document, find, help, listing};
 
 use crate::batch::Jails;
 use crate::capacity::{Budget, FillError, fill};
@@ -29,6 +38,8 @@ use crate::player::{GapFactor, Leaves};
 use crate::players::{PlayersConfig, PlayersError, Prepared, sanitises};
 use crate::progress::Part;
 use crate::thaw::{RESULTS_VERSION, Session, SessionError, to_repeat};
+use crate::tier::{EmulateError, EmulatedDisk, Throttle};
+use crate::traces::LoadTraceError;
 
 /// How the papers' experiments run.
 #[derive(Clone, Debug)]
@@ -40,11 +51,15 @@ pub struct PaperConfig {
     /// The directory in which the snapshots are made, on the medium that is measured. By default it
     /// is the directory for temporary files.
     pub directory: Option<PathBuf>,
+    /// Traces in place of the experiment's; empty for its own.
+    pub traces: Vec<String>,
+    /// At most this number of microVMs at once.
+    pub most: u32,
 }
 
 impl Default for PaperConfig {
     fn default() -> Self {
-        Self { runs: 5, pool: None, directory: None }
+        Self { runs: 5, pool: None, directory: None, traces: Vec::new(), most: u32::MAX }
     }
 }
 
@@ -67,11 +82,23 @@ pub enum PaperError {
     /// A budget was not filled.
     #[error(transparent)]
     Fill(#[from] FillError),
+    /// A disk cannot be emulated.
+    #[error(transparent)]
+    Emulate(#[from] EmulateError),
+    /// A snapshot cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// A trace cannot be loaded.
+    #[error(transparent)]
+    Trace(#[from] LoadTraceError),
+    /// The cost of BPF programs cannot be measured.
+    #[error(transparent)]
+    Programs(#[from] ProgramsError),
 }
 
 impl PaperConfig {
-    /// Runs an experiment. A planner that this host cannot run, or that fails, is left out of the
-    /// results, with the reason.
+    /// Runs a part of an experiment, one trace after the other. A planner that this host cannot
+    /// run, or that fails, is left out of the results, with the reason.
     ///
     /// # Errors
     ///
@@ -79,25 +106,42 @@ impl PaperConfig {
     pub fn run(
         &self,
         experiment: &Experiment,
+        replays: &Replays,
         harness: &Harness<'_>,
     ) -> Result<Outcome, PaperError> {
-        Runner { config: self, experiment, harness }.run()
+        Runner { config: self, experiment, replays, harness }.run()
+    }
+
+    /// The numbers of microVMs at once that are measured: all but those above the limit, or the
+    /// limit if all are.
+    fn numbers(&self, all: &[u32]) -> Vec<u32> {
+        let numbers: Vec<u32> = all.iter().copied().filter(|n| *n <= self.most).collect();
+        if numbers.is_empty() { vec![self.most] } else { numbers }
     }
 }
 
-/// The run of one experiment.
+/// The run of one part of an experiment.
 struct Runner<'a> {
     config: &'a PaperConfig,
     experiment: &'a Experiment,
+    replays: &'a Replays,
     harness: &'a Harness<'a>,
+}
+
+/// What is measured together.
+struct Group<'a> {
+    trace: &'a str,
+    planners: Vec<String>,
+    unsanitised: bool,
 }
 
 impl Runner<'_> {
     fn run(&self) -> Result<Outcome, PaperError> {
-        let Experiment { name, source, title, quantity, unsanitised, .. } = *self.experiment;
+        let Experiment { source, title, .. } = *self.experiment;
+        let Replays { quantity, unsanitised, remarks, .. } = *self.replays;
         let mut left_out = BTreeMap::new();
         let mut planners = Vec::new();
-        for written in self.experiment.planners {
+        for written in self.replays.planners {
             let reason = match parse(written) {
                 Ok(planner)
                     if self.config.pool.is_some() || planner.store() == Store::Directory =>
@@ -112,62 +156,85 @@ impl Runner<'_> {
         }
         let mut outcome = Outcome {
             version: RESULTS_VERSION,
-            name: name.to_owned(),
+            name: self.experiment.file(self.replays),
             source: source.to_owned(),
             title: title.to_owned(),
             quantity,
+            remarks: remarks.iter().map(|remark| (*remark).to_owned()).collect(),
             host: Host::of(&std::env::temp_dir())?,
             unsanitised,
             order: fastrand::u32(..).into(),
             sessions: Vec::new(),
-            capacities: None,
+            budgets: Vec::new(),
+            costs: Vec::new(),
+            programs: Vec::new(),
             left_out,
         };
         let (sanitising, others): (Vec<_>, Vec<_>) =
             planners.into_iter().partition(|planner| !unsanitised || sanitises(planner));
-        for (planners, unsanitised) in [(others, unsanitised), (sanitising, false)] {
-            if !planners.is_empty() {
-                self.measure(planners, unsanitised, &mut outcome)?;
+        let given: Vec<&str> = self.config.traces.iter().map(String::as_str).collect();
+        let traces = if given.is_empty() { self.replays.traces } else { &given };
+        for trace in traces {
+            for (planners, unsanitised) in [(&others, unsanitised), (&sanitising, false)] {
+                if !planners.is_empty() {
+                    let planners = planners.clone();
+                    self.measure(&Group { trace, planners, unsanitised }, &mut outcome)?;
+                }
             }
+        }
+        if quantity == Quantity::Price {
+            outcome.price()?;
         }
         Ok(outcome)
     }
 
-    /// Freezes the players, and measures these planners at each place on the scale.
-    fn measure(
+    /// Makes the disk that the experiment emulates, and runs the group on it, or where the
+    /// snapshots otherwise are.
+    fn measure(&self, group: &Group<'_>, outcome: &mut Outcome) -> Result<(), PaperError> {
+        let Shape::Storage(disks) = self.replays.shape else {
+            return self.measure_in(self.config.directory.as_deref(), None, group, outcome);
+        };
+        let disk = EmulatedDisk::make(systor::available() / 2)?;
+        self.measure_in(Some(disk.path()), Some((&disk, disks)), group, outcome)
+    }
+
+    /// Freezes the players, and measures the planners at each place on the scale.
+    fn measure_in(
         &self,
-        planners: Vec<String>,
-        unsanitised: bool,
+        directory: Option<&Path>,
+        disk: Option<(&EmulatedDisk, &[Storage])>,
+        group: &Group<'_>,
         outcome: &mut Outcome,
     ) -> Result<(), PaperError> {
         let progress = self.harness.progress;
         let players = PlayersConfig {
-            planners,
-            traces: self.experiment.traces.iter().map(|trace| (*trace).to_owned()).collect(),
-            directory: self.config.directory.clone(),
+            planners: group.planners.clone(),
+            traces: vec![group.trace.to_owned()],
+            directory: directory.map(Path::to_owned),
             pool: self.config.pool.clone(),
             leaves: Leaves::Recorded,
-            gaps: if self.experiment.work { GapFactor::FULL } else { GapFactor::NONE },
+            gaps: if self.replays.work { GapFactor::FULL } else { GapFactor::NONE },
             dense: true,
-            unsanitised,
-            same_input: self.experiment.same_input,
+            unsanitised: group.unsanitised,
+            same_input: self.replays.same_input.contains(&group.trace),
             ..PlayersConfig::default()
         };
         let mut pool = players.connect(progress)?;
-        let snapshots = match self.experiment.shape {
-            Shape::Concurrency(numbers) if self.experiment.different => {
-                numbers.iter().copied().max().unwrap_or(1)
+        let snapshots = match self.replays.shape {
+            Shape::Concurrency(numbers) if self.replays.different => {
+                self.config.numbers(numbers).into_iter().max().unwrap_or(1)
             }
             _ => 1,
         };
-        let prepared = players.prepare(pool.as_mut(), snapshots, 1, self.harness)?;
+        let mut prepared = players.prepare(pool.as_mut(), snapshots, 1, self.harness)?;
         // This description includes the pool.
         outcome.host = prepared.host.clone();
         let unfit = prepared.left_out.iter();
         outcome.left_out.extend(unfit.map(|left| (left.planner.clone(), left.reason.clone())));
-        match self.experiment.shape {
+        leave_out_unplanned(&mut prepared, outcome)?;
+        match self.replays.shape {
             Shape::Concurrency(numbers) => {
-                for &number in numbers {
+                for number in self.config.numbers(numbers) {
                     self.session(&number.to_string(), number, &prepared, outcome)?;
                 }
             }
@@ -175,20 +242,38 @@ impl Runner<'_> {
                 for &limit in limits {
                     let place = format!("{} MiB", limit >> 20);
                     let _limit = MemoryLimit::enter(limit)?;
-                    self.session(&place, number, &prepared, outcome)?;
+                    self.session(&place, number.min(self.config.most), &prepared, outcome)?;
                 }
             }
-            Shape::Capacity(memory) => {
-                let budget = Budget { memory, ..Budget::default() };
-                let pool = pool.as_mut();
-                outcome.capacities = Some(fill(&budget, &prepared, pool, self.harness)?);
+            Shape::Capacity(budgets) => {
+                for &memory in budgets {
+                    let budget = Budget { memory, ..Budget::default() };
+                    let budget = Budget { most: budget.most.min(self.config.most), ..budget };
+                    let filled = fill(&budget, &prepared, pool.as_mut(), self.harness)?;
+                    outcome.add_budget(filled);
+                }
+            }
+            Shape::Storage(_) => {
+                for (disk, storage) in
+                    disk.iter().flat_map(|(disk, all)| all.iter().map(|s| (*disk, s)))
+                {
+                    disk.throttle(storage.limits)?;
+                    let measured = self.session(storage.name, 1, &prepared, outcome);
+                    disk.throttle(Throttle::NONE)?;
+                    measured?;
+                }
+            }
+        }
+        if self.replays.quantity == Quantity::Programs {
+            for player in &prepared.players {
+                outcome.programs.push(Programs::measure(player, self.config.runs)?);
             }
         }
         Ok(())
     }
 
     fn jails(&self) -> Jails {
-        match self.experiment.shape {
+        match self.replays.shape {
             // The limit is one of all microVMs together.
             Shape::Memory(..) => Jails::in_one_group(),
             _ => Jails::default(),
@@ -214,12 +299,12 @@ impl Runner<'_> {
                 runs: self.config.runs,
                 warm_up: 0,
                 concurrency,
-                caches: vec![self.experiment.cache],
+                caches: vec![self.replays.cache],
                 standby: false,
                 open_loop: 0,
                 mix: None,
-                faults: self.experiment.quantity == Quantity::Faults,
-                warm: false,
+                faults: self.replays.quantity.times_touches(),
+                warm: self.replays.warm,
             };
             let progress = Part { name: place, progress: self.harness.progress };
             let results = session.run(
@@ -243,15 +328,34 @@ impl Runner<'_> {
                     let planner = planner.clone();
                     let reason = error_chain(&error);
                     self.harness.progress.note(&format!("{place}: left out: {reason}"));
-                    outcome.left_out.insert(format!("{planner} at {place}"), reason);
+                    let traces = prepared.players.iter().map(|player| player.trace.as_str());
+                    let traces = traces.collect::<Vec<_>>().join(", ");
+                    outcome.left_out.insert(format!("{planner} on {traces} at {place}"), reason);
                     subjects.retain(|subject| subject.planner != planner);
                 }
             }
         }
-        let (name, rows, noise) = (place.to_owned(), Vec::new(), Vec::new());
-        outcome.sessions.push(Place { name, rows, noise });
+        outcome.add_place(place);
         Ok(())
     }
+}
+
+/// Leaves out the planners that have no plan for a player in a directory, with the reason.
+fn leave_out_unplanned(prepared: &mut Prepared, outcome: &mut Outcome) -> Result<(), PaperError> {
+    for player in &prepared.players {
+        let snapshot = Snapshot::open(&player.snapshot)?;
+        prepared.subjects.retain(|subject| {
+            let Ok(planner) = parse(&subject.planner) else { return true };
+            match plan(&snapshot, None, &*planner) {
+                Err(PlanSnapshotError::Planner(reason)) if !subject.in_pool => {
+                    outcome.left_out.insert(subject.planner.clone(), error_chain(&reason));
+                    false
+                }
+                _ => true,
+            }
+        });
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -2,15 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use firn_base::format_bytes;
 use serde::{Deserialize, Serialize};
 
-use super::experiments::Quantity;
+use super::programs::Programs;
+use super::replays::Quantity;
 use crate::capacity::Capacities;
+use crate::cost::{Costs, Prices};
 use crate::host::Host;
-use crate::picture::chart::{Bar, Chart, Line, Lines, Marks, Panel, Point};
-use crate::text::{self, number};
 use crate::thaw::{Noise, Results, Row};
+use crate::traces::{LoadTraceError, load};
+
+/// The prices of a GB in PASS (5.3, "Cost-effectiveness"), USD: DDR4, Optane, SATA SSD.
+const PRICES: Prices = Prices { dram: 16.61, pool: 7.85, storage: 0.35 };
 
 /// The results of an experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,12 +37,34 @@ pub struct Outcome {
     /// The seed of the random order in which the planners had their turns.
     #[serde(default)]
     pub order: u64,
-    /// Sessions by their place on the scale: the number of microVMs, or the memory limit.
+    /// What differs from the paper in this experiment alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub remarks: Vec<String>,
+    /// Sessions by their place on the scale: the number of microVMs, the memory limit or the disk.
     pub sessions: Vec<Place>,
-    /// Budgets that were filled, in an experiment that fills one.
-    pub capacities: Option<Capacities>,
+    /// Budgets that were filled, in an experiment that fills them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub budgets: Vec<Capacities>,
+    /// What the memory of each budget's microVMs costs, in an experiment that prices it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub costs: Vec<Priced>,
+    /// The cost of BPF programs, in an experiment that measures it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub programs: Vec<Programs>,
     /// The planners that were not measured, with the reasons.
     pub left_out: BTreeMap<String, String>,
+}
+
+/// The costs of a budget's microVMs with one price of the pool's medium.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Priced {
+    /// Memory of all microVMs together, in bytes.
+    pub memory: u64,
+    /// The medium that the pool is priced as.
+    pub pool_as: String,
+    /// The prices, and the costs of each planner.
+    #[serde(flatten)]
+    pub costs: Costs,
 }
 
 /// The results at one place on the scale.
@@ -55,6 +80,43 @@ pub struct Place {
 }
 
 impl Outcome {
+    /// Adds a place without results, if it has none.
+    pub(super) fn add_place(&mut self, name: &str) {
+        if self.sessions.iter().all(|session| session.name != name) {
+            let (rows, noise) = (Vec::new(), Vec::new());
+            self.sessions.push(Place { name: name.to_owned(), rows, noise });
+        }
+    }
+
+    /// Adds what a budget carried.
+    pub(super) fn add_budget(&mut self, filled: Capacities) {
+        match self.budgets.iter_mut().find(|budget| budget.memory == filled.memory) {
+            Some(budget) => {
+                budget.results.extend(filled.results);
+                budget.left_out.extend(filled.left_out);
+            }
+            None => self.budgets.push(filled),
+        }
+    }
+
+    /// Prices the memory of each budget's microVMs, with the pool as persistent memory and as DRAM.
+    pub(super) fn price(&mut self) -> Result<(), LoadTraceError> {
+        for budget in &self.budgets {
+            for (pool_as, pool) in [("Optane", PRICES.pool), ("DRAM", PRICES.dram)] {
+                let prices = Prices { pool, ..PRICES };
+                let mut costs = Costs { prices, costs: Vec::new() };
+                for trace in budget.traces() {
+                    // A dense snapshot is as large as its guest.
+                    let storage = load(trace)?.trace.layout().total_bytes();
+                    costs.costs.extend(Costs::of(&budget.of_trace(trace), prices, storage).costs);
+                }
+                let (memory, pool_as) = (budget.memory, pool_as.to_owned());
+                self.costs.push(Priced { memory, pool_as, costs });
+            }
+        }
+        Ok(())
+    }
+
     /// Adds the results of a session.
     pub(super) fn add(&mut self, place: &str, results: Results) {
         let left_out = results.left_out.into_iter().map(|left| (left.planner, left.reason));
@@ -69,149 +131,4 @@ impl Outcome {
             None => self.sessions.push(Place { name: place.to_owned(), rows, noise }),
         }
     }
-
-    /// A picture as SVG: bars if there is one place, otherwise lines over the places.
-    #[must_use]
-    pub fn draw(&self) -> String {
-        if let Some(capacities) = &self.capacities {
-            return capacities.draw();
-        }
-        let mut traces: Vec<&str> = Vec::new();
-        for row in self.sessions.iter().flat_map(|session| &session.rows) {
-            if !traces.contains(&row.trace.as_str()) {
-                traces.push(&row.trace);
-            }
-        }
-        let panels = traces.into_iter().map(|trace| match &self.sessions[..] {
-            [session] => self.bars(trace, session),
-            sessions => self.lines(trace, sessions),
-        });
-        Chart {
-            title: format!("{} ({})", self.title, self.source),
-            legend: match self.quantity {
-                Quantity::Faults => vec!["in page faults".to_owned(), "other time".to_owned()],
-                Quantity::Total | Quantity::Dram => Vec::new(),
-            },
-            remarks: vec!["medians".to_owned()],
-            columns: 1,
-            panels: panels.collect(),
-            foot: self.host.line(),
-        }
-        .svg()
-    }
-
-    fn bars(&self, trace: &str, session: &Place) -> Panel {
-        let rows = session.rows.iter().filter(|row| row.trace == trace);
-        let bars = rows.map(|row| {
-            let value = self.quantity.of(row).unwrap_or_default();
-            let rest = row.total_ms.median - value;
-            let parts = match self.quantity {
-                Quantity::Faults => vec![(0, value), (1, rest.max(0.0))],
-                Quantity::Total | Quantity::Dram => vec![(0, value)],
-            };
-            let whisker = (self.quantity == Quantity::Total)
-                .then_some((row.total_ms.median, row.total_ms.p95));
-            Bar { name: row.planner.clone(), parts, whisker, value: number(value) }
-        });
-        let (title, unit) = (trace.to_owned(), self.quantity.unit().to_owned());
-        Panel { title, unit, marks: Marks::Bars(bars.collect()) }
-    }
-
-    fn lines(&self, trace: &str, sessions: &[Place]) -> Panel {
-        let mut planners: Vec<&str> = Vec::new();
-        for row in sessions.iter().flat_map(|session| &session.rows) {
-            if row.trace == trace && !planners.contains(&row.planner.as_str()) {
-                planners.push(&row.planner);
-            }
-        }
-        let lines = planners.into_iter().map(|planner| {
-            let values = sessions.iter().map(|session| {
-                let mut rows = session.rows.iter();
-                let row = rows.find(|row| row.planner == planner && row.trace == trace);
-                row.and_then(|row| self.quantity.of(row)).map(Point::from)
-            });
-            Line { name: planner.to_owned(), values: values.collect() }
-        });
-        let places = sessions.iter().map(|session| session.name.clone()).collect();
-        let lines = Lines { places, lines: lines.collect(), log: false, joined: true };
-        let title = format!("{trace}: {}", self.quantity.unit());
-        let unit = "by place".to_owned();
-        Panel { title, unit, marks: Marks::Lines(lines) }
-    }
-
-    /// A table in Markdown, with the host and the planners that were left out.
-    #[must_use]
-    pub fn markdown(&self) -> String {
-        let table = match &self.capacities {
-            Some(capacities) => capacities_markdown(capacities),
-            None => self.sessions_markdown(),
-        };
-        let mut text =
-            format!("{} ({})\n\n{}\n\n{table}", self.title, self.source, self.host.line());
-        if self.unsanitised {
-            text.push_str(
-                "\nThe pages that the guests held free have content; only the guests of `faasnap` zero what they free.\n",
-            );
-        }
-        for Place { name, noise, .. } in &self.sessions {
-            for Noise { planner, trace, of, ratio, .. } in noise {
-                text.push_str(&format!(
-                    "\nnoise at {name}: {planner} on {trace} measured twice, {of}, second / first: {ratio}\n"
-                ));
-            }
-        }
-        for (planner, reason) in &self.left_out {
-            text.push_str(&format!("\nleft out: {planner}: {reason}\n"));
-        }
-        text
-    }
-
-    fn sessions_markdown(&self) -> String {
-        const HEAD: [&str; 10] = [
-            "trace",
-            "place",
-            "planner",
-            "total, ms",
-            "p95",
-            "in page faults, ms",
-            "DRAM of a run",
-            "private",
-            "read",
-            "KVM faults",
-        ];
-        let row = |place: &str, row: &Row| {
-            let mark = if row.oversubscribed { "*" } else { "" };
-            vec![
-                row.trace.clone(),
-                place.to_owned(),
-                row.planner.clone(),
-                format!("{}{mark}", text::with_interval(&row.total_ms)),
-                number(row.total_ms.p95),
-                row.fault_ms.map_or(String::new(), |faults| number(faults.median)),
-                format_bytes(row.batch_dram_bytes),
-                format_bytes(row.private_bytes),
-                format_bytes(row.read_bytes),
-                row.kvm_page_faults.to_string(),
-            ]
-        };
-        let rows = self
-            .sessions
-            .iter()
-            .flat_map(|session| session.rows.iter().map(|measured| row(&session.name, measured)));
-        text::markdown(&HEAD, &rows.collect::<Vec<_>>())
-    }
-}
-
-fn capacities_markdown(capacities: &Capacities) -> String {
-    let rows = capacities.results.iter().map(|row| {
-        vec![
-            row.trace.clone(),
-            row.planner.clone(),
-            row.carried.microvms.to_string(),
-            format_bytes(row.carried.usage.total),
-            row.pool_bytes.map_or(String::new(), format_bytes),
-        ]
-    });
-    let head = ["trace", "planner", "microVMs", "charged", "pool"];
-    text::markdown(&head, &rows.collect::<Vec<_>>())
 }

@@ -1,6 +1,8 @@
 use firn_memory::planners::parse;
 
 use super::*;
+use crate::capacity::{Capacities, CapacityRow, Carried};
+use crate::cgroup::GroupUsage;
 use crate::testing::{sample, well_formed};
 use crate::traces::load;
 
@@ -19,8 +21,11 @@ fn outcome(quantity: Quantity, places: &[&str]) -> Outcome {
         host: results().host,
         unsanitised: false,
         order: 1,
+        remarks: vec!["A remark.".to_owned()],
         sessions: Vec::new(),
-        capacities: None,
+        budgets: Vec::new(),
+        costs: Vec::new(),
+        programs: Vec::new(),
         left_out: BTreeMap::new(),
     };
     for place in places {
@@ -29,27 +34,119 @@ fn outcome(quantity: Quantity, places: &[&str]) -> Outcome {
     outcome
 }
 
+/// The parts of all experiments that replay traces.
+fn replays() -> impl Iterator<Item = (&'static Experiment, &'static Replays)> {
+    EXPERIMENTS.iter().flat_map(|experiment| match &experiment.way {
+        Way::Replays(parts) => parts.iter().map(|part| (experiment, part)).collect(),
+        _ => Vec::new(),
+    })
+}
+
 #[test]
-fn every_experiment_has_a_unique_name_and_known_planners_and_traces() {
-    let names: Vec<&str> = EXPERIMENTS.iter().map(|experiment| experiment.name).collect();
-    for experiment in EXPERIMENTS {
-        assert_eq!(names.iter().filter(|name| **name == experiment.name).count(), 1);
-        for planner in experiment.planners {
-            assert!(parse(planner).is_ok(), "{}: {planner}", experiment.name);
+fn every_figure_and_table_of_the_papers_is_in_the_table_once() {
+    let figures = |paper: &str, kind: &str, names: &[&str]| -> Vec<String> {
+        names.iter().map(|name| format!("{paper}-{kind}-{name}")).collect()
+    };
+    let mut expected = [
+        figures("pass", "figure", &["2", "3", "4", "9", "10", "11", "12", "13", "14"]),
+        figures("pass", "table", &["1", "2", "5"]),
+        vec!["pass-cost".to_owned()],
+        figures("faasnap", "figure", &["1", "2", "6", "7", "8", "9", "10", "11"]),
+        figures("faasnap", "table", &["3"]),
+        figures("snapbpf", "figure", &["3a", "3b", "3c", "4"]),
+        vec!["snapbpf-overhead".to_owned()],
+        figures("systor", "figure", &["2", "3", "4", "5", "6", "7"]),
+        figures("systor", "table", &["3", "4", "5"]),
+    ]
+    .concat();
+    let mut names: Vec<&str> = EXPERIMENTS.iter().map(|experiment| experiment.name).collect();
+    expected.sort();
+    names.sort_unstable();
+    assert_eq!(names, expected);
+    let mut files: Vec<String> = EXPERIMENTS.iter().flat_map(Experiment::files).collect();
+    let all = files.len();
+    files.sort();
+    files.dedup();
+    assert_eq!(files.len(), all, "no two parts write the same files");
+}
+
+#[test]
+fn every_experiment_has_known_planners_and_traces() {
+    for (Experiment { name, .. }, replays) in replays() {
+        for planner in replays.planners {
+            assert!(parse(planner).is_ok(), "{name}: {planner}");
         }
-        for trace in experiment.traces {
-            assert!(load(trace).is_ok(), "{}: {trace}", experiment.name);
+        for trace in replays.traces {
+            assert!(load(trace).is_ok(), "{name}: {trace}");
+        }
+        for trace in replays.same_input {
+            assert!(replays.traces.contains(trace), "{name}: {trace}");
         }
     }
 }
 
 #[test]
 fn profiles_are_of_the_same_input_as_in_the_papers() {
-    let same = EXPERIMENTS.iter().filter(|experiment| experiment.same_input);
-    let same: Vec<&str> = same.map(|experiment| experiment.name).collect();
-    let papers =
-        ["faasnap-figure-7", "snapbpf-figure-3a", "snapbpf-figure-3b", "snapbpf-figure-3c"];
-    assert_eq!(same, papers);
+    let same = |of: fn(&Replays) -> bool| -> Vec<&str> {
+        replays().filter(|(_, replays)| of(replays)).map(|(e, _)| e.name).collect()
+    };
+    let all = same(|replays| replays.same_input.len() == replays.traces.len());
+    let snapbpf = ["figure-3a", "figure-3b", "figure-3c", "figure-4", "overhead"];
+    let snapbpf = snapbpf.map(|name| format!("snapbpf-{name}"));
+    let expected: Vec<&str> =
+        std::iter::once("faasnap-figure-7").chain(snapbpf.iter().map(String::as_str)).collect();
+    assert_eq!(all, expected);
+    let some = same(|replays| {
+        !replays.same_input.is_empty() && replays.same_input.len() < replays.traces.len()
+    });
+    assert_eq!(some, ["faasnap-figure-1", "faasnap-figure-11"]);
+}
+
+#[test]
+fn experiments_are_found_by_name_and_paper() {
+    let names = |wanted: &[&str]| {
+        let wanted: Vec<String> = wanted.iter().map(|name| (*name).to_owned()).collect();
+        find(&wanted).map(|found| found.iter().map(|e| e.name).collect::<Vec<_>>())
+    };
+    let two = names(&["systor-table-3", "pass-cost", "pass-cost"]).unwrap();
+    assert_eq!(two, ["pass-cost", "systor-table-3"], "in the order of the table, each once");
+    assert_eq!(names(&["systor"]).unwrap().len(), 9);
+    let missing = EXPERIMENTS.iter().filter(|e| matches!(e.way, Way::Missing { .. })).count();
+    assert_eq!(names(&["all"]).unwrap().len(), EXPERIMENTS.len() - missing);
+    assert_eq!(names(&["pass-figure-99"]), Err(FindError::Unknown("pass-figure-99".to_owned())));
+    let error = names(&["pass-figure-4"]).unwrap_err().to_string();
+    assert!(error.contains("cannot be measured") && error.contains("it needs"), "{error}");
+}
+
+#[test]
+fn an_experiment_without_results_has_no_verdict_about_them() {
+    for Experiment { name, way, verdict, measured, .. } in &EXPERIMENTS {
+        let missing = matches!(way, Way::Missing { .. });
+        assert_eq!(missing, *verdict == Verdict::CannotShow, "{name}");
+        let compared = !missing && *verdict != Verdict::NotMeasured;
+        assert_eq!(compared, !measured.is_empty(), "{name}");
+    }
+}
+
+/// The page of results, whose table is made of [`EXPERIMENTS`].
+const PAGE: &str = include_str!("../../../../docs/results/README.md");
+
+#[test]
+fn the_page_of_results_has_the_table() {
+    assert!(
+        PAGE.contains(&document()),
+        "docs/results/README.md needs this text:\n\n{}",
+        document()
+    );
+}
+
+#[test]
+fn help_and_listing_have_every_name() {
+    let (help, listing) = (help(), listing());
+    for (Experiment { name, .. }, row) in EXPERIMENTS.iter().zip(&listing) {
+        assert!(help.split_whitespace().any(|word| word == *name), "{name}");
+        assert_eq!(row[0], *name);
+    }
 }
 
 #[test]
@@ -64,6 +161,107 @@ fn one_place_is_drawn_as_bars_and_several_as_lines() {
         assert!(bars.contains(">json-a<"));
         assert!(lines.contains(&format!(">json-a: {}<", quantity.unit())));
     }
+}
+
+#[test]
+fn parts_and_fetches_have_columns_of_their_own() {
+    let mut parts = outcome(Quantity::Parts, &["1"]);
+    let time = parts.sessions[0].rows[0].total_ms;
+    parts.sessions[0].rows[0].warm_ms = Some(time);
+    let (text, picture) = (parts.markdown(), parts.draw());
+    for column in ["setup, ms", "invocation, ms", "warm, ms"] {
+        assert!(text.contains(column), "{text}");
+    }
+    assert!(well_formed(&picture) && picture.contains(">firecracker:readahead=on, warm<"));
+    assert!(
+        picture.contains(">setup<") && picture.contains("A remark.") && text.contains("A remark.")
+    );
+    let mut fetch = outcome(Quantity::Fetch, &["1"]);
+    fetch.sessions[0].rows[0].touch_times = (0..10).map(f64::from).collect();
+    let text = fetch.markdown();
+    for column in ["in page faults, ms", "fetch, ms", "fetched", "read by faults", "| 17.0 "] {
+        assert!(text.contains(column), "{text}");
+    }
+    assert_eq!(picture::classes(9)[8], "32", "the class from which touches are slow");
+    assert!(well_formed(&fetch.draw()));
+}
+
+#[test]
+fn a_speed_up_is_relative_to_the_first_planner() {
+    let mut outcome = outcome(Quantity::SpeedUp, &["1"]);
+    outcome.sessions[0].rows[1].total_ms.median /= 2.0;
+    let text = outcome.markdown();
+    let speed_up = |planner: &str| {
+        let row = text.lines().find(|line| line.contains(&format!("| {planner} ")))?;
+        Some(row.split('|').nth(5)?.trim().to_owned())
+    };
+    let of = ["firecracker:readahead=on", "pass"].map(speed_up);
+    assert_eq!(of, [Some("1.00".to_owned()), Some("2.00".to_owned())], "{text}");
+    assert!(well_formed(&outcome.draw()));
+}
+
+#[test]
+fn a_histogram_has_classes_that_double() {
+    assert_eq!(picture::classes(5), ["<0.25", "0.25", "0.5", "1", "2"]);
+    let mut outcome = outcome(Quantity::FaultTimes, &["1"]);
+    for row in &mut outcome.sessions[0].rows {
+        row.touch_times = vec![100.0, 0.0, 5.0];
+    }
+    let (text, picture) = (outcome.markdown(), outcome.draw());
+    assert!(text.contains("pass on json-a") && text.contains("| 0.5 "), "{text}");
+    assert!(well_formed(&picture) && picture.contains(">&lt;0.25<"), "{picture}");
+}
+
+#[test]
+fn budgets_are_lines_and_have_prices() {
+    let row = |planner: &str, microvms, pool_bytes| CapacityRow {
+        planner: planner.to_owned(),
+        trace: "json-a".to_owned(),
+        carried: Carried {
+            microvms,
+            usage: GroupUsage { total: 1 << 30, ..GroupUsage::default() },
+            end: None,
+        },
+        pool_bytes,
+        copy_bytes: None,
+    };
+    let mut outcome = outcome(Quantity::Price, &[]);
+    for memory in [64 << 20, 128 << 20] {
+        for (planner, pool) in [("firecracker", None), ("pass", Some(1 << 30))] {
+            let (host, left_out) = (outcome.host.clone(), Vec::new());
+            let results = vec![row(planner, 10, pool)];
+            outcome.add_budget(Capacities { host, memory, results, left_out });
+        }
+    }
+    outcome.price().unwrap();
+    let rows: Vec<usize> = outcome.budgets.iter().map(|budget| budget.results.len()).collect();
+    assert_eq!((rows, outcome.costs.len()), (vec![2, 2], 4));
+    let each = |at: usize, row: usize| outcome.costs[at].costs.costs[row].of_each.unwrap();
+    // A GiB of DRAM, and one of the pool, for ten; the snapshot of json takes 256 MiB of the SSD.
+    assert!((each(0, 1) - (16.61 + 7.85) / 10.0).abs() < 1e-9);
+    assert!((each(1, 1) - 2.0 * 16.61 / 10.0).abs() < 1e-9, "the pool as DRAM");
+    assert!((each(0, 0) - (16.61 + 0.35 / 4.0) / 10.0).abs() < 0.001, "{}", each(0, 0));
+    let (text, picture) = (outcome.markdown(), outcome.draw());
+    assert!(text.contains("cost of each") && text.contains("no more were started"), "{text}");
+    assert!(well_formed(&picture) && picture.contains("pool priced as DRAM"));
+    outcome.quantity = Quantity::Carried;
+    let picture = outcome.draw();
+    assert!(well_formed(&picture) && picture.contains(">128 MiB<"));
+}
+
+#[test]
+fn programs_are_a_share_of_the_total() {
+    let mut outcome = outcome(Quantity::Programs, &["1"]);
+    let map_ms = crate::Summary::of(&[0.03125]).unwrap();
+    outcome.sessions[0].rows[0].total_ms = crate::Summary::of(&[2.0]).unwrap();
+    let (map_each_ms, attach_ms) = (map_ms, map_ms);
+    let trace = "json-a".to_owned();
+    outcome.programs.push(Programs { trace, ranges: 7, map_ms, map_each_ms, attach_ms });
+    let text = outcome.markdown();
+    assert!(text.contains("| 1.56 % "), "{text}");
+    assert!(well_formed(&outcome.draw()));
+    let json = serde_json::to_string(&outcome).unwrap();
+    assert_eq!(serde_json::from_str::<Outcome>(&json).unwrap(), outcome);
 }
 
 #[test]

@@ -157,6 +157,21 @@ pub struct Row {
     /// that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault_ms: Option<Summary>,
+    /// The mean number of touches of a microVM by their time, if it measured that: below 250 ns,
+    /// then up to twice the end of the one before, and the last without an end.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub touch_times: Vec<f64>,
+    /// Reading what earlier runs touched: the loader's time beside the guest, or the installation
+    /// before the resume, which is a part of `start_to_resume_ms`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fetch_ms: Option<Summary>,
+    /// Bytes that were read so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fetch_bytes: Option<u64>,
+    /// Bytes that page faults brought into the page cache, read-ahead included. Present if the page
+    /// cache was cold and one microVM ran. Median over the runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault_read_bytes: Option<u64>,
     /// The replay's time per page.
     pub ns_per_page: Summary,
     /// The process's processor time per page.
@@ -362,6 +377,12 @@ impl Row {
             imaging_ms: optional(&|r| r.replica.map(|replica| replica.imaging_ns)),
             settle_ms: once(&|run| run.settle_ns),
             fault_ms: optional(&|r| r.times.fault_ns),
+            touch_times: mean_touch_times(&reports),
+            fetch_ms: optional(&|r| fetched(r).map(|fetched| fetched.ns)),
+            fetch_bytes: (reports.iter().all(|r| fetched(r).is_some()))
+                .then(|| count(&|r| fetched(r).map_or(0, |fetched| fetched.bytes))),
+            fault_read_bytes: (cache == Cache::Cold && concurrency == 1)
+                .then(|| median_of(runs.iter().map(Run::fault_read_bytes).collect())),
             ns_per_page: summary(&|r| per_page(replay_ns(r), pages(r)))?,
             cpu_ns_per_page: summary(&|r| per_page(r.counters.cpu_ns, pages(r)))?,
             cpu_ms: summary(&|r| milliseconds(r.counters.cpu_ns))?,
@@ -415,6 +436,12 @@ impl Run {
         self.reports.iter().map(own).sum::<u64>() + self.kvm_table_bytes + self.cached_bytes
     }
 
+    /// What page faults brought into the page cache: all of it but what a loader read.
+    fn fault_read_bytes(&self) -> u64 {
+        let loaded = self.reports.iter().filter_map(|report| report.loader);
+        self.cached_bytes.saturating_sub(loaded.map(|loader| loader.bytes).sum())
+    }
+
     /// The quantity that is compared between a and b: the median over the batch.
     fn compared(&self, oversubscribed: bool) -> Option<f64> {
         let values = self.reports.iter().map(|report| compared(report, oversubscribed));
@@ -443,6 +470,31 @@ impl Noise {
             ratio: Comparison::of(&ratios)?,
         })
     }
+}
+
+/// What was read ahead of the guest.
+struct Fetched {
+    ns: u64,
+    bytes: u64,
+}
+
+fn fetched(report: &StartReport) -> Option<Fetched> {
+    if let Some(loader) = report.loader.filter(|loader| loader.done && loader.loaded) {
+        return Some(Fetched { ns: loader.ns, bytes: loader.bytes });
+    }
+    let installed = report.counters.pager.map_or(0, |pager| pager.packed_bytes);
+    (installed > 0).then_some(Fetched { ns: report.times.install_ns, bytes: installed })
+}
+
+fn mean_touch_times(reports: &[&StartReport]) -> Vec<f64> {
+    let timed: Vec<&[u64]> =
+        reports.iter().filter_map(|report| Some(&*report.replay.as_ref()?.touch_times)).collect();
+    let classes = timed.iter().map(|times| times.len()).max().unwrap_or_default();
+    let mean = |class: usize| {
+        let all: u64 = timed.iter().filter_map(|times| times.get(class)).sum();
+        all as f64 / timed.len() as f64
+    };
+    (0..classes).map(mean).collect()
 }
 
 /// The name of the quantity that comparisons use.

@@ -9,6 +9,11 @@
 //! (4.8): all memory anonymous, then the regions that are not zero from the image, then the loading
 //! set from its file. A loader reads the file in sequence from the request on (4.2), once for all
 //! microVMs of a snapshot.
+//!
+//! Each of the three steps can be left out, as in the paper's figure 9 (6.5). Without the loading
+//! set the loader reads the whole working set from the image: by groups where zero regions are
+//! anonymous, otherwise in the order of addresses. Without regions one layer of the image takes the
+//! place of the first two.
 
 use std::ops::Range;
 
@@ -25,8 +30,23 @@ use crate::plan::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaaSnap {
     /// Regions of the loading set with a gap of fewer pages than this are merged; 0 merges none
-    /// (`merge=32`).
+    /// (`merge=32`). It is part of the loading set.
     pub merge: u64,
+    /// Whether a loader reads while the guest runs (`paging=on`): concurrent paging, 4.2.
+    pub paging: bool,
+    /// Whether zero regions are anonymous, and the loader reads by groups (`regions=on`):
+    /// per-region mapping, 4.3 to 4.5.
+    pub regions: bool,
+    /// Whether the working set without its zero pages is a file of its own (`loading_set=on`): 4.6
+    /// and 4.7.
+    pub loading_set: bool,
+}
+
+impl Default for FaaSnap {
+    /// The whole system.
+    fn default() -> Self {
+        Self { merge: Self::MERGE, paging: true, regions: true, loading_set: true }
+    }
 }
 
 impl FaaSnap {
@@ -48,11 +68,62 @@ impl FaaSnap {
             option: "groups",
         })
     }
+
+    /// The loading-set file of the snapshot; `None` where the planner uses none.
+    fn packed<'a>(
+        &self,
+        input: &PlanInput<'a>,
+        groups: &[Vec<PageRange>],
+    ) -> Result<Option<&'a Packed>, PlannerError> {
+        if !self.loading_set {
+            return Ok(None);
+        }
+        let (planner, file) = (self.name(), PackedFile::LoadingSet.name());
+        let packed = input.snapshot.map(|snapshot| snapshot.packed(PackedFile::LoadingSet));
+        match packed.transpose().map(Option::flatten) {
+            Ok(Some(packed)) if packed.recipe() != self.recipe(groups) => {
+                Err(PlannerError::OtherPackedFile { planner, file })
+            }
+            Ok(Some(packed)) => Ok(Some(packed)),
+            Ok(None) => Err(PlannerError::NoPackedFile { planner, file }),
+            Err(error) => Err(PlannerError::PackedFile { planner, reason: error.to_string() }),
+        }
+    }
+
+    /// The loader's steps.
+    fn schedule(self, groups: &[Vec<PageRange>], packed: Option<&Packed>, pages: u64) -> Vec<Step> {
+        match packed {
+            _ if !self.paging => Vec::new(),
+            Some(packed) => load(packed),
+            None if self.regions => {
+                let sorted = groups.iter().flat_map(|group| {
+                    let mut runs = group.clone();
+                    runs.sort_unstable_by_key(|run| run.first);
+                    runs
+                });
+                sorted.map(|run| load_image(&run.range())).collect()
+            }
+            None => {
+                let all = PageSet::of(groups.iter().flatten(), pages);
+                all.ranges().map(|run| load_image(&run)).collect()
+            }
+        }
+    }
 }
 
 impl Planner for FaaSnap {
     fn name(&self) -> String {
-        format!("faasnap:merge={}", self.merge)
+        let mut name = if self.loading_set {
+            format!("faasnap:merge={}", self.merge)
+        } else {
+            "faasnap:loading_set=off".to_owned()
+        };
+        for (key, on) in [("paging", self.paging), ("regions", self.regions)] {
+            if !on {
+                name.push_str(&format!(",{key}=off"));
+            }
+        }
+        name
     }
 
     fn uses_profile(&self) -> bool {
@@ -60,6 +131,9 @@ impl Planner for FaaSnap {
     }
 
     fn packing(&self, input: &PlanInput<'_>) -> Result<Option<Packing>, PlannerError> {
+        if !self.loading_set {
+            return Ok(None);
+        }
         let groups = self.groups(input)?;
         let LoadingSet { runs, before_merging } =
             loading_set(groups, input.zero_map, input.layout, self.merge);
@@ -77,34 +151,24 @@ impl Planner for FaaSnap {
             return Err(PlannerError::NoFile { planner });
         }
         let groups = self.groups(input)?;
-        let file = PackedFile::LoadingSet.name();
-        let packed = input.snapshot.map(|snapshot| snapshot.packed(PackedFile::LoadingSet));
-        let packed = match packed.transpose().map(Option::flatten) {
-            Ok(Some(packed)) => packed,
-            Ok(None) => return Err(PlannerError::NoPackedFile { planner, file }),
-            Err(error) => {
-                return Err(PlannerError::PackedFile { planner, reason: error.to_string() });
-            }
-        };
-        if packed.recipe() != self.recipe(groups) {
-            return Err(PlannerError::OtherPackedFile { planner, file });
-        }
-        let mut loaded: Vec<PackedRun> = packed.runs().to_vec();
+        let packed = self.packed(input, groups)?;
+        let mut loaded: Vec<PackedRun> = packed.map_or(Vec::new(), |packed| packed.runs().to_vec());
         loaded.sort_unstable_by_key(|packed| packed.run.first);
         let mut plan = Plan {
             planner,
             layout: input.layout.clone(),
             segments: Vec::new(),
             layers: Vec::new(),
-            schedule: load(packed),
+            schedule: self.schedule(groups, packed, input.zero_map.pages()),
             copies: CopyTable::default(),
             pager: None,
         };
+        let zeros = self.regions.then_some(input.zero_map);
         for region in input.layout.regions() {
-            map_region(&mut plan, &region, &loaded, input.zero_map);
+            map_region(&mut plan, &region, &loaded, zeros);
         }
         let of_image = Integrity::of_file(input.image.protected);
-        let of_packed = Integrity::of_file(packed.is_protected());
+        let of_packed = Integrity::of_file(packed.is_some_and(Packed::is_protected));
         for segment in &mut plan.segments {
             segment.integrity = match segment.source {
                 Source::Image { .. } => of_image,
@@ -130,8 +194,20 @@ fn load(packed: &Packed) -> Vec<Step> {
     if end == offset { Vec::new() } else { vec![Step { when: When::AtRequest, work }] }
 }
 
-/// The segments and layers of one region of guest memory.
-fn map_region(plan: &mut Plan, region: &ImageRegion, loaded: &[PackedRun], zero_map: &PageSet) {
+/// The step in which the loader reads pages of the image.
+fn load_image(pages: &Range<u64>) -> Step {
+    let (offset, len) = (pages.start * PAGE_SIZE, (pages.end - pages.start) * PAGE_SIZE);
+    Step { when: When::AtRequest, work: Work::Load { file: LoadFile::Image, offset, len } }
+}
+
+/// The segments and layers of one region of guest memory. `zeros` are the pages that are anonymous
+/// where they are in no file of their own; without them all pages are the image's.
+fn map_region(
+    plan: &mut Plan,
+    region: &ImageRegion,
+    loaded: &[PackedRun],
+    zeros: Option<&PageSet>,
+) {
     let image = region.image_range();
     let pages = image.start / PAGE_SIZE..image.end / PAGE_SIZE;
     let guest = |pages: &Range<u64>| GuestRange {
@@ -140,10 +216,15 @@ fn map_region(plan: &mut Plan, region: &ImageRegion, loaded: &[PackedRun], zero_
     };
     let layer =
         |guest, source| Layer { guest, source, sharing: sharing(source), advice: Advice::Normal };
-    plan.layers.push(layer(guest(&pages), Source::Zero));
-    for stored in zero_map.gaps_in(pages.clone()) {
-        let source = Source::Image { offset: stored.start * PAGE_SIZE };
-        plan.layers.push(layer(guest(&stored), source));
+    let image_layer = |stored: &Range<u64>| {
+        layer(guest(stored), Source::Image { offset: stored.start * PAGE_SIZE })
+    };
+    match zeros {
+        Some(zeros) => {
+            plan.layers.push(layer(guest(&pages), Source::Zero));
+            plan.layers.extend(zeros.gaps_in(pages.clone()).map(|stored| image_layer(&stored)));
+        }
+        None => plan.layers.push(image_layer(&pages)),
     }
     let mut at = pages.start;
     let first = loaded.partition_point(|packed| packed.run.range().end <= pages.start);
@@ -153,25 +234,33 @@ fn map_region(plan: &mut Plan, region: &ImageRegion, loaded: &[PackedRun], zero_
             offset: packed.offset + (run.start - packed.run.first) * PAGE_SIZE,
             image: run.start * PAGE_SIZE,
         };
-        plan.segments.extend(unloaded(at..run.start, zero_map, guest));
+        plan.segments.extend(unloaded(at..run.start, zeros, guest));
         plan.segments.push(segment(guest(&run), source));
         plan.layers.push(layer(guest(&run), source));
         at = run.end;
     }
-    plan.segments.extend(unloaded(at..pages.end, zero_map, guest));
+    plan.segments.extend(unloaded(at..pages.end, zeros, guest));
 }
 
 /// The segments of pages outside the loading set: anonymous for zeros, otherwise from the image.
 fn unloaded(
     pages: Range<u64>,
-    zero_map: &PageSet,
+    zeros: Option<&PageSet>,
     guest: impl Fn(&Range<u64>) -> GuestRange,
-) -> impl Iterator<Item = Segment> {
-    zero_map.split(pages).map(move |(pages, zero)| {
-        let offset = pages.start * PAGE_SIZE;
-        let source = if zero { Source::Zero } else { Source::Image { offset } };
-        segment(guest(&pages), source)
-    })
+) -> Vec<Segment> {
+    let parts = match zeros {
+        Some(zeros) => zeros.split(pages).collect(),
+        None if pages.is_empty() => Vec::new(),
+        None => vec![(pages, false)],
+    };
+    let source = |first: u64, zero| match zero {
+        true => Source::Zero,
+        false => Source::Image { offset: first * PAGE_SIZE },
+    };
+    parts
+        .into_iter()
+        .map(|(pages, zero)| segment(guest(&pages), source(pages.start, zero)))
+        .collect()
 }
 
 fn sharing(source: Source) -> Sharing {

@@ -106,6 +106,35 @@ fn three_layers_are_flattened_to_four_types_of_pages() {
 }
 
 #[test]
+fn each_step_can_be_left_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let zero_map = zeros(64, &[run(10, 20)]);
+    let path = dir.path().join("s");
+    let snapshot = write_snapshot(&path, &layout(64), &zero_map, ImageKind::Dense, 5);
+    // Two groups, neither of them in the order of addresses.
+    groups_of(&snapshot, vec![vec![run(50, 2), run(40, 2)], vec![run(12, 2), run(2, 1)]]);
+    let steps = |runs: &[Range<u64>]| runs.iter().map(load_image).collect::<Vec<_>>();
+    let of = |name: &str| {
+        assert_eq!(parse(name).unwrap().name(), name);
+        let (plan, report) = restore(&snapshot, name);
+        (plan.schedule, report.zero_bytes / PAGE_SIZE, report.packed_bytes / PAGE_SIZE)
+    };
+    // Concurrent paging alone reads the working set, with zero pages, in the order of addresses.
+    let by_address = steps(&[2..3, 12..14, 40..42, 50..52]);
+    assert_eq!(of("faasnap:loading_set=off,regions=off"), (by_address, 0, 0));
+    let by_group = steps(&[40..42, 50..52, 2..3, 12..14]);
+    assert_eq!(of("faasnap:loading_set=off"), (by_group, 20, 0));
+    assert_eq!(of("faasnap:loading_set=off,paging=off"), (Vec::new(), 20, 0));
+    assert_eq!(of("faasnap:loading_set=off,paging=off,regions=off"), (Vec::new(), 0, 0));
+    packed(&snapshot, "faasnap:merge=0").unwrap();
+    let work = Work::Load { file: LoadFile::Packed, offset: 2 * PAGE_SIZE, len: 5 * PAGE_SIZE };
+    let loading = vec![Step { when: When::AtRequest, work }];
+    assert_eq!(of("faasnap:merge=0"), (loading.clone(), 20, 5));
+    assert_eq!(of("faasnap:merge=0,paging=off"), (Vec::new(), 20, 5));
+    assert_eq!(of("faasnap:merge=0,regions=off"), (loading, 0, 5));
+}
+
+#[test]
 fn errors_name_the_command_that_makes_a_missing_or_stale_file() {
     let dir = tempfile::tempdir().unwrap();
     let (path, zero_map) = (dir.path().join("s"), zeros(16, &[]));

@@ -90,6 +90,10 @@ impl Values {
     }
 }
 
+/// A part of a system that can be left out.
+const SWITCH: Values = Values::Setting(&["on", "off"]);
+const ON: Value = Value::Word("on");
+
 /// Pages that one fault fills: the papers' systems fill one.
 const GRANULE: &[OptionEntry] =
     &[OptionEntry { key: "granule", values: Values::Power { max: PagerPolicy::MAX_GRANULE } }];
@@ -114,16 +118,38 @@ const PLANNERS: &[Entry] = &[
     Entry { name: "vanilla_dax", options: &[], make: |_| Box::new(VanillaDax) },
     Entry {
         name: "faasnap",
-        options: &[OptionEntry {
-            key: "merge",
-            values: Values::Number { default: FaaSnap::MERGE, range: 0..=FaaSnap::MAX_MERGE },
-        }],
+        options: &[
+            OptionEntry {
+                key: "merge",
+                values: Values::Number { default: FaaSnap::MERGE, range: 0..=FaaSnap::MAX_MERGE },
+            },
+            OptionEntry { key: "paging", values: SWITCH },
+            OptionEntry { key: "regions", values: SWITCH },
+            OptionEntry { key: "loading_set", values: SWITCH },
+        ],
         make: |values| match values {
-            [Value::Number(merge)] => Box::new(FaaSnap { merge: *merge }),
-            _ => Box::new(FaaSnap { merge: FaaSnap::MERGE }),
+            [Value::Number(merge), paging, regions, loading_set] => Box::new(FaaSnap {
+                merge: *merge,
+                paging: *paging == ON,
+                regions: *regions == ON,
+                loading_set: *loading_set == ON,
+            }),
+            _ => Box::new(FaaSnap::default()),
         },
     },
-    Entry { name: "snapbpf", options: &[], make: |_| Box::new(SnapBpf) },
+    Entry {
+        name: "snapbpf",
+        options: &[
+            OptionEntry { key: "prefetch", values: SWITCH },
+            OptionEntry { key: "marking", values: SWITCH },
+        ],
+        make: |values| match values {
+            [prefetch, marking] => {
+                Box::new(SnapBpf { prefetch: *prefetch == ON, marking: *marking == ON })
+            }
+            _ => Box::new(SnapBpf::default()),
+        },
+    },
     Entry {
         name: "reap",
         options: GRANULE,

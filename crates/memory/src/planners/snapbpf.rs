@@ -11,11 +11,14 @@
 //! so that they are never read from the snapshot. Here pages that the guest's allocator had
 //! reported free at the freeze are anonymous; page contents are not examined.
 //! docs/concepts/snapbpf.md lists the differences.
+//!
+//! Each of the two can be left out, as in the paper's figure 4. Without the prefetch the kernel's
+//! read-ahead is on, as in the figure's baseline.
 
 use std::ops::Range;
 
 use firn_base::{GuestRange, PAGE_SIZE};
-use firn_snapshot::{CopyTable, ImageRegion, PageSet};
+use firn_snapshot::{CachedRun, CopyTable, ImageRegion, PageSet, Profile};
 
 use super::{PlanInput, Planner, PlannerError, check_mappings};
 use crate::plan::{
@@ -24,11 +27,44 @@ use crate::plan::{
 
 /// The planner `snapbpf`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SnapBpf;
+pub(crate) struct SnapBpf {
+    /// Whether the pages of earlier runs are prefetched (`prefetch=on`).
+    pub(crate) prefetch: bool,
+    /// Whether the pages that were reported free are anonymous (`marking=on`).
+    pub(crate) marking: bool,
+}
+
+impl Default for SnapBpf {
+    /// The whole system.
+    fn default() -> Self {
+        Self { prefetch: true, marking: true }
+    }
+}
+
+impl SnapBpf {
+    /// The runs to prefetch, in order.
+    fn runs<'a>(&self, profile: Option<&'a Profile>) -> Result<&'a [CachedRun], PlannerError> {
+        if !self.prefetch {
+            return Ok(&[]);
+        }
+        let cached = profile.and_then(|profile| profile.cached.as_deref());
+        cached.ok_or_else(|| PlannerError::NoProfile {
+            planner: self.name(),
+            part: "what entered the page cache",
+            option: "cache",
+        })
+    }
+}
 
 impl Planner for SnapBpf {
     fn name(&self) -> String {
-        "snapbpf".to_owned()
+        match (self.prefetch, self.marking) {
+            (true, true) => "snapbpf",
+            (true, false) => "snapbpf:marking=off",
+            (false, true) => "snapbpf:prefetch=off",
+            (false, false) => "snapbpf:prefetch=off,marking=off",
+        }
+        .to_owned()
     }
 
     fn uses_profile(&self) -> bool {
@@ -40,12 +76,9 @@ impl Planner for SnapBpf {
         if input.image.extent.is_some() {
             return Err(PlannerError::NoFile { planner });
         }
-        let profile = input.profile.and_then(|profile| Some((profile, profile.cached.as_ref()?)));
-        let Some((profile, cached)) = profile else {
-            let part = "what entered the page cache";
-            return Err(PlannerError::NoProfile { planner, part, option: "cache" });
-        };
-        let free = free_pages(profile.reported.as_deref().unwrap_or_default(), input.zero_map);
+        let cached = self.runs(input.profile)?;
+        let reported = input.profile.filter(|_| self.marking).and_then(|p| p.reported.as_deref());
+        let free = free_pages(reported.unwrap_or_default(), input.zero_map);
         let load = cached.iter().flat_map(|cached| free.gaps_in(cached.run.range()));
         let mut plan = Plan {
             planner,
@@ -56,8 +89,10 @@ impl Planner for SnapBpf {
             pager: None,
             copies: CopyTable::default(),
         };
+        let advice = if self.prefetch { Advice::Random } else { Advice::Normal };
+        let of_image = Integrity::of_file(input.image.protected);
         for region in input.layout.regions() {
-            map_region(&mut plan, &region, &free, Integrity::of_file(input.image.protected));
+            map_region(&mut plan, &region, &free, advice, of_image);
         }
         check_mappings(&plan, input.host)?;
         Ok(plan)
@@ -81,7 +116,13 @@ fn step(pages: &Range<u64>) -> Step {
 
 /// Maps the region with one layer of the image, and a layer of anonymous memory over each run of
 /// free pages.
-fn map_region(plan: &mut Plan, region: &ImageRegion, free: &PageSet, of_image: Integrity) {
+fn map_region(
+    plan: &mut Plan,
+    region: &ImageRegion,
+    free: &PageSet,
+    advice: Advice,
+    of_image: Integrity,
+) {
     let guest = |pages: &Range<u64>| GuestRange {
         start: region.guest_addr + pages.start * PAGE_SIZE - region.image_offset,
         len: (pages.end - pages.start) * PAGE_SIZE,
@@ -91,7 +132,7 @@ fn map_region(plan: &mut Plan, region: &ImageRegion, free: &PageSet, of_image: I
         guest: GuestRange { start: region.guest_addr, len: region.len },
         source: source(region.image_pages().start),
         sharing: Sharing::PrivateCow,
-        advice: Advice::Random,
+        advice,
     });
     for (pages, free) in free.split(region.image_pages()) {
         let guest = guest(&pages);

@@ -9,7 +9,7 @@ use super::*;
 use crate::compare::compare;
 use crate::loader::Loader;
 use crate::page_cache::{cached, evict};
-use crate::planners::plan;
+use crate::planners::{parse, plan};
 use crate::testing::{layouts, write_snapshot};
 use crate::{Executed, Sources, execute};
 
@@ -27,7 +27,7 @@ fn profile_of(snapshot: &Snapshot, cached: &[PageRange], reported: Option<Vec<Pa
 /// Plans, executes, and compares every page with the image.
 fn restore(snapshot: &Snapshot) -> (Plan, Executed) {
     let snapshot = Snapshot::open(snapshot.path()).unwrap();
-    let plan = plan(&snapshot, None, &SnapBpf).unwrap();
+    let plan = plan(&snapshot, None, &SnapBpf::default()).unwrap();
     let sources = Sources::of(&snapshot, None).unwrap();
     let executed = execute(&plan, &sources).unwrap();
     let same =
@@ -56,6 +56,34 @@ fn the_image_is_loaded_in_the_order_of_first_access_and_free_pages_are_anonymous
 }
 
 #[test]
+fn prefetch_and_marking_can_be_left_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let layout = MemoryLayout::for_size(64 * PAGE_SIZE).unwrap();
+    let zero_map = PageSet::of(&[run(8, 8)], 64);
+    let snapshot = write_snapshot(&dir.path().join("s"), &layout, &zero_map, ImageKind::Dense, 5);
+    profile_of(&snapshot, &[run(2, 8)], Some(vec![run(8, 8)]));
+    let plan_of = |name: &str| {
+        let snapshot = Snapshot::open(snapshot.path()).unwrap();
+        let planner = parse(name).unwrap();
+        assert_eq!(planner.name(), name);
+        let plan = plan(&snapshot, None, &*planner).unwrap();
+        let executed = execute(&plan, &Sources::of(&snapshot, None).unwrap()).unwrap();
+        let image = snapshot.image_file().unwrap();
+        assert!(compare(&executed.memory, image, snapshot.zero_map()).unwrap().is_equal());
+        plan
+    };
+    let anonymous = |plan: &Plan| plan.segments.iter().any(|s| s.source == Source::Zero);
+    let prefetch = plan_of("snapbpf:marking=off");
+    assert_eq!((&prefetch.schedule[..], anonymous(&prefetch)), (&[step(&(2..10))][..], false));
+    assert_eq!(prefetch.layers[0].advice, Advice::Random);
+    let marking = plan_of("snapbpf:prefetch=off");
+    assert_eq!((marking.schedule.len(), anonymous(&marking)), (0, true));
+    assert_eq!(marking.layers[0].advice, Advice::Normal, "the baseline has read-ahead");
+    let neither = plan_of("snapbpf:prefetch=off,marking=off");
+    assert_eq!((neither.schedule.len(), anonymous(&neither)), (0, false));
+}
+
+#[test]
 fn pages_of_the_reported_set_are_never_read() {
     let dir = tempfile::tempdir().unwrap();
     let layout = MemoryLayout::for_size(256 * PAGE_SIZE).unwrap();
@@ -70,7 +98,7 @@ fn pages_of_the_reported_set_are_never_read() {
             return None;
         }
         let snapshot = Snapshot::open(&path).unwrap();
-        let plan = plan(&snapshot, None, &SnapBpf).unwrap();
+        let plan = plan(&snapshot, None, &SnapBpf::default()).unwrap();
         let memory = execute(&plan, &Sources::of(&snapshot, None).unwrap()).unwrap().memory;
         // The guest reads every page.
         for page in 0..256 {
@@ -97,7 +125,7 @@ fn ten_microvms_share_one_load() {
     let reports: Vec<_> = (0..10)
         .map(|_| {
             let snapshot = Snapshot::open(&path).unwrap();
-            let plan = plan(&snapshot, None, &SnapBpf).unwrap();
+            let plan = plan(&snapshot, None, &SnapBpf::default()).unwrap();
             Loader::start(&plan, &Sources::of(&snapshot, None).unwrap(), 0).unwrap().unwrap()
         })
         .collect::<Vec<_>>()
@@ -116,7 +144,7 @@ fn the_error_for_a_missing_part_names_the_command() {
     let layout = MemoryLayout::for_size(16 * PAGE_SIZE).unwrap();
     let path = dir.path().join("s");
     let snapshot = write_snapshot(&path, &layout, &PageSet::new(16), ImageKind::Sparse, 5);
-    let refused = plan(&snapshot, None, &SnapBpf).unwrap_err().to_string();
+    let refused = plan(&snapshot, None, &SnapBpf::default()).unwrap_err().to_string();
     assert!(refused.contains("firn profile record --part cache"), "{refused}");
     profile_of(&snapshot, &[], None);
     assert!(restore(&snapshot).0.schedule.is_empty());

@@ -26,7 +26,7 @@ mod serve;
 mod small_leaves;
 mod touches;
 
-pub use bpf::BpfError;
+pub use bpf::{BpfCost, BpfCosts, BpfError};
 use cached::Cached;
 use groups::Groups;
 pub use profile::{

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use firn_base::{ErrorChain, now_ns};
 use firn_memory::GuestMemory;
-use firn_player::format::{PAGE, REPORT_ADDRESS, REPORTED_PAGES, register};
+use firn_player::format::{PAGE, REPORT_ADDRESS, REPORTED_PAGES, TIMES, register};
 use firn_vmm::{KvmCounters, MmioDevice, MmioWindow};
 
 use crate::life::read_counters;
@@ -20,6 +20,8 @@ pub(crate) struct Reports {
     pub(crate) pages: u64,
     /// How long the touches took, in ticks of the time-stamp counter, where that was asked for.
     pub(crate) waited: u64,
+    /// The number of touches of each class of times, where that was asked for.
+    pub(crate) touch_times: [u64; TIMES],
     /// How long the guest took to the first touch that serves the request, ticks; 0 if unknown.
     pub(crate) connected: u64,
     /// How long the second invocation took, ticks, where there was one.
@@ -120,6 +122,12 @@ impl MmioDevice for Registers {
                 self.reports.warm.get_or_insert(value);
             }
             register::WAITED => reports.waited = value,
+            register::TOUCH_TIMES => {
+                let class = usize::try_from(value >> register::CLASS_SHIFT).ok();
+                if let Some(count) = class.and_then(|class| reports.touch_times.get_mut(class)) {
+                    *count = value & !(u64::MAX << register::CLASS_SHIFT);
+                }
+            }
             register::CONNECTED => reports.connected = value,
             register::REPEATED => reports.repeated = value,
             register::READ_ONLY_LOADS => reports.read_only_loads = value,

@@ -65,8 +65,8 @@ impl Player {
         let modes = bit(self.fault_time, mode::TIMED)
             | bit(self.warm, mode::TWICE)
             | bit(self.unchecked, mode::UNCHECKED);
-        machine.set_argument(MODE_ARGUMENT, modes);
         self.tsc_khz = machine.tsc_khz();
+        machine.set_argument(MODE_ARGUMENT, modes | u64::from(self.tsc_khz) << mode::KHZ_SHIFT);
         let (window, meters, reports) = window();
         self.window = Some((meters, reports));
         host(vec![window])
@@ -147,7 +147,9 @@ impl GuestKind for Player {
         report.writes.clone_from(&writes);
         let Reports { touches, pages, repeated, read_only_loads, .. } = reports;
         let trace = self.trace;
-        report.replay = Some(Replay { trace, touches, pages, repeated, read_only_loads });
+        let touch_times = if self.fault_time { reports.touch_times.to_vec() } else { Vec::new() };
+        report.replay =
+            Some(Replay { trace, touches, pages, repeated, read_only_loads, touch_times });
         Ok(Ended { report: Some(Box::new(report)), writes })
     }
 }

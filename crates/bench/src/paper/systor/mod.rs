@@ -17,13 +17,18 @@ use firn_memory::trace::Trace;
 use thiserror::Error;
 
 pub use cell::{Cell, Time, Times};
-pub use experiments::{Class, SYSTOR_EXPERIMENTS, SystorExperiment, TierName, UnknownTier, View};
+pub use experiments::{Class, SystorExperiment, TierName, UnknownTier, View};
+pub(super) use experiments::{
+    FIGURE_2, FIGURE_3, FIGURE_4, FIGURE_5, FIGURE_6, FIGURE_7, TABLE_3, TABLE_4, TABLE_5,
+};
 pub use results::SystorOutcome;
 pub use tiers::{GuestFault, MemoryParameters, Parameters, Realisation, TierUse};
 
 use study::Study;
-use tiers::{ActivateError, ActiveTier, Media, available};
+pub(super) use tiers::available;
+use tiers::{ActivateError, ActiveTier, Media};
 
+use super::{EXPERIMENTS, Way};
 use crate::batch::BatchError;
 use crate::harness::Harness;
 use crate::host::HostError;
@@ -86,10 +91,12 @@ pub enum SystorError {
     },
 }
 
-/// Finds experiments by their names; `systor` selects every one.
-#[must_use]
-pub fn find_systor(name: &str) -> Vec<&'static SystorExperiment> {
-    SYSTOR_EXPERIMENTS.iter().filter(|e| name == "systor" || name == e.name).collect()
+/// The experiments of SYSTOR '22 in the table of all.
+pub fn systor_experiments() -> impl Iterator<Item = &'static SystorExperiment> {
+    EXPERIMENTS.iter().filter_map(|experiment| match &experiment.way {
+        Way::Tiers(systor) => Some(systor),
+        _ => None,
+    })
 }
 
 /// A tier to be measured.

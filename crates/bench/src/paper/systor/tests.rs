@@ -95,16 +95,15 @@ fn outcome(view: View, cells: Vec<Cell>) -> SystorOutcome {
 
 #[test]
 fn every_figure_and_table_of_the_paper_is_an_experiment_of_known_traces() {
-    let names: Vec<&str> = SYSTOR_EXPERIMENTS.iter().map(|e| e.name).collect();
+    let names: Vec<&str> = systor_experiments().map(|e| e.name).collect();
     for figure in 2..=7 {
         assert!(names.contains(&&*format!("systor-figure-{figure}")), "{figure}");
     }
     for table in 3..=5 {
         assert!(names.contains(&&*format!("systor-table-{table}")), "{table}");
     }
-    assert_eq!((names.len(), find_systor("systor").len()), (9, 9));
-    assert_eq!((find_systor("systor-table-3").len(), find_systor("pass-table-1").len()), (1, 0));
-    for experiment in SYSTOR_EXPERIMENTS {
+    assert_eq!(names.len(), 9);
+    for experiment in systor_experiments() {
         for trace in experiment.functions {
             assert!(load(trace).is_ok(), "{trace}");
             assert!(PAPER_FUNCTIONS.iter().any(|function| function.trace == *trace), "{trace}");
@@ -212,7 +211,7 @@ fn every_view_is_drawn_and_tabulated_with_the_kind_and_parameters_of_each_tier()
 
 #[test]
 fn cxl_is_outside_the_papers_set() {
-    for experiment in SYSTOR_EXPERIMENTS {
+    for experiment in systor_experiments() {
         let alone = experiment.microvms.len() == 1;
         assert_eq!(experiment.tiers.contains(&TierName::Cxl), alone, "{}", experiment.name);
     }
@@ -309,7 +308,7 @@ mod player {
         let interrupt = Interrupt::catch().unwrap();
         let progress = Seen::default();
         let harness = Harness { program, interrupt: &interrupt, progress: &progress };
-        let experiment = find_systor("systor-figure-7")[0];
+        let experiment = &FIGURE_7;
         let config = SystorConfig {
             runs: 3,
             functions: vec!["hello-a2".to_owned()],
@@ -390,7 +389,7 @@ mod player {
             only: vec![TierName::Dram],
             tiers: vec![tier],
         };
-        let outcome = config.run(find_systor("systor-figure-7")[0], &[], &harness, |_| {}).unwrap();
+        let outcome = config.run(&FIGURE_7, &[], &harness, |_| {}).unwrap();
         let why = &outcome.left_out["hello on filling with 1 microVM"];
         assert!(why.contains("No space left on device"), "{why}");
         assert!(outcome.cells.is_empty());
@@ -421,7 +420,7 @@ mod player {
             only: vec![TierName::Ssd],
             tiers: Vec::new(),
         };
-        let outcome = config.run(find_systor("systor-figure-4")[0], &[], &harness, |_| {}).unwrap();
+        let outcome = config.run(&FIGURE_4, &[], &harness, |_| {}).unwrap();
         let why = &outcome.left_out["ssd"];
         assert!(why.contains("limits do not hold for guests: 65536 reads took"), "{why}");
         assert!(outcome.cells.is_empty() && outcome.tiers.is_empty());

@@ -353,7 +353,7 @@ pub(super) fn least_ns(throttle: Throttle, reads: u64) -> f64 {
 }
 
 /// Bytes of DRAM that can be used now.
-pub(super) fn available() -> u64 {
+pub(in crate::paper) fn available() -> u64 {
     let memory = Meminfo::current().ok().and_then(|memory| memory.mem_available);
     memory.unwrap_or(4 << 30)
 }

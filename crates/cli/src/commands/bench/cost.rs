@@ -18,7 +18,7 @@ use crate::output;
 Prices are for a GiB, in any currency. The cost of a planner is the memory charged to its microVMs plus the copies made for
 them, at the price of DRAM, and the memory that they used of the pool, at the pool's price.")]
 pub(crate) struct CostArgs {
-    /// File that `firn bench capacity --json` or `firn bench paper pass-figure-14` wrote
+    /// File that `firn bench capacity --json` wrote
     results: PathBuf,
     /// Price of a GiB of DRAM
     #[arg(long, value_name = "PRICE", value_parser = price)]

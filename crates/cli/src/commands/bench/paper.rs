@@ -7,24 +7,23 @@ use anyhow::Context;
 use clap::Args;
 use serde::Serialize;
 
-use firn_bench::ResultFile;
 use firn_bench::paper::systor::{
-    SYSTOR_EXPERIMENTS, SystorConfig, SystorExperiment, SystorOutcome, TierName, find_systor,
+    SystorConfig, SystorExperiment, SystorOutcome, TierName, systor_experiments,
 };
-use firn_bench::paper::{EXPERIMENTS, PaperConfig, find};
+use firn_bench::paper::{Experiment, FindError, PaperConfig, Replays, Way, find, help, listing};
 use firn_bench::tier::TierList;
+use firn_bench::{Harness, ResultFile};
 
 use super::measure;
 use super::players::open;
 use crate::commands::tier;
 use crate::output;
 
-/// Arguments of `firn bench paper`.
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:
+const EXAMPLES: &str = "Examples:
   firn bench paper                                        # the names of all experiments
   firn bench paper pass-figure-9 --out results
   firn bench paper all --pool pool.sock --out results --runs 5
+  firn bench paper faasnap-figure-9 --trace hello-a --runs 1
   firn bench paper systor-figure-2 systor-table-5 --out results
   firn bench paper systor-figure-4 --trace hello-a2 --most 8 --tier my-ssd
   firn bench paper systor-figure-2 --only dram,cxl --runs 3 --out results
@@ -35,11 +34,20 @@ have content, except in the guests of faasnap.
 
 The experiments of SYSTOR '22 (`systor` names all of them) measure cold and warm invocations on tiers: dram is real, nvme and
 ssd are emulated by a loop device with limits, dcpm (persistent memory) and cxl are modelled. They need root, losetup and
-mkfs.ext4. A tier or cell that fails or does not fit into memory is left out, with the reason. Results are written after each
-function. What an experiment of the same build has measured into the directory is not measured again, so an interrupted
-command goes on where it was when it is repeated.")]
+mkfs.ext4, and so does faasnap-figure-11. A tier or cell that fails or does not fit into memory is left out, with the reason.
+Results are written after each function. What an experiment of the same build has measured into the directory is not measured
+again, so an interrupted command goes on where it was when it is repeated.";
+
+/// The end of the help text.
+fn after_help() -> String {
+    format!("{EXAMPLES}\n\nNames:\n{}", help())
+}
+
+/// Arguments of `firn bench paper`.
+#[derive(Debug, Args)]
+#[command(after_help = after_help())]
 pub(crate) struct PaperArgs {
-    /// Names of experiments, `all` except those of SYSTOR '22, or `systor`; without names the
+    /// Names of experiments, or `all`, `pass`, `faasnap`, `snapbpf` or `systor`; without names the
     /// command lists them
     #[arg(value_name = "NAME")]
     names: Vec<String>,
@@ -56,10 +64,10 @@ pub(crate) struct PaperArgs {
     /// temporary files
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// SYSTOR '22: only these functions of an experiment, by their traces
+    /// Traces in place of an experiment's own; SYSTOR '22: only these of its functions
     #[arg(long, value_name = "TRACE", value_delimiter = ',')]
     trace: Vec<String>,
-    /// SYSTOR '22: at most this number of microVMs at once
+    /// At most this number of microVMs at once
     #[arg(long, value_name = "N", default_value_t = u32::MAX, hide_default_value = true, value_parser = clap::value_parser!(u32).range(1..))]
     most: u32,
     /// SYSTOR '22: only these of an experiment's tiers: dram, cxl, dcpm, nvme, ssd
@@ -72,44 +80,60 @@ pub(crate) struct PaperArgs {
 
 pub(super) fn run(arguments: &PaperArgs) -> anyhow::Result<()> {
     if arguments.names.is_empty() {
-        let rows =
-            EXPERIMENTS.iter().map(|e| [e.name, e.source, e.title].map(str::to_owned).to_vec());
-        let systor = SYSTOR_EXPERIMENTS
-            .iter()
-            .map(|e| [e.name, e.source, e.title].map(str::to_owned).to_vec());
-        let rows: Vec<Vec<String>> = rows.chain(systor).collect();
-        output::line(&output::table(&["name", "source", "title"], &rows));
+        output::line(&output::table(&["name", "source", "title", ""], &listing()));
         return Ok(());
     }
-    let systor: Vec<&SystorExperiment> =
-        arguments.names.iter().flat_map(|name| find_systor(name)).collect();
-    let others = arguments.names.iter().filter(|name| find_systor(name).is_empty()).cloned();
-    let experiments = find(&others.collect::<Vec<_>>())?;
+    let experiments = find(&arguments.names)?;
     let out = &arguments.out;
     fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
-    run_systor(arguments, &systor)?;
-    if experiments.is_empty() {
-        return Ok(());
-    }
     let (pool, _manager) = open(arguments.pool.as_deref())?;
-    let config = PaperConfig { runs: arguments.runs, pool, directory: arguments.dir.clone() };
+    let config = PaperConfig {
+        runs: arguments.runs,
+        pool,
+        directory: arguments.dir.clone(),
+        traces: arguments.trace.clone(),
+        most: arguments.most,
+    };
     measure(|harness| {
-        for experiment in experiments {
-            let name = experiment.name;
-            output::note(&format!("{name}: {} ({})", experiment.title, experiment.source));
-            let outcome = config.run(experiment, harness)?;
-            let (picture, table) = (outcome.draw(), outcome.markdown());
-            write(out, name, &outcome, &picture, &table)?;
-            output::line(&table);
+        let all = experiments.len();
+        for (number, experiment) in (1..).zip(experiments) {
+            let Experiment { name, title, source, way, .. } = experiment;
+            output::note(&format!("{name}, {number} of {all}: {title} ({source})"));
+            match way {
+                Way::Replays(parts) => {
+                    for part in *parts {
+                        run_part(arguments, &config, experiment, part, harness)?;
+                    }
+                }
+                Way::Tiers(systor) => run_systor(arguments, systor, harness)?,
+                Way::Missing { reason, needs } => {
+                    return Err(FindError::Missing { name, reason, needs }.into());
+                }
+            }
         }
         Ok(())
     })
 }
 
-fn run_systor(arguments: &PaperArgs, experiments: &[&SystorExperiment]) -> anyhow::Result<()> {
-    if experiments.is_empty() {
-        return Ok(());
-    }
+fn run_part(
+    arguments: &PaperArgs,
+    config: &PaperConfig,
+    experiment: &Experiment,
+    part: &Replays,
+    harness: &Harness<'_>,
+) -> anyhow::Result<()> {
+    let outcome = config.run(experiment, part, harness)?;
+    let (picture, table) = (outcome.draw(), outcome.markdown());
+    write(&arguments.out, &experiment.file(part), &outcome, &picture, &table)?;
+    output::line(&table);
+    Ok(())
+}
+
+fn run_systor(
+    arguments: &PaperArgs,
+    experiment: &SystorExperiment,
+    harness: &Harness<'_>,
+) -> anyhow::Result<()> {
     let list = TierList::read(&tier::file()?)?;
     let tiers = arguments.tier.iter().map(|name| list.get(name).cloned());
     let config = SystorConfig {
@@ -119,32 +143,24 @@ fn run_systor(arguments: &PaperArgs, experiments: &[&SystorExperiment]) -> anyho
         only: arguments.only.clone(),
         tiers: tiers.collect::<Result<_, _>>()?,
     };
-    let out = &arguments.out;
-    measure(|harness| {
-        let mut known = known(out)?;
-        for experiment in experiments {
-            let name = experiment.name;
-            output::note(&format!("{name}: {} ({})", experiment.title, experiment.source));
-            let partial = out.join(format!("{name}.json"));
-            let outcome = config.run(experiment, &known, harness, |so_far| {
-                // A file that cannot be written is an error at the end, with all results.
-                let saved = ResultFile::prepare(&partial);
-                let _ = saved.and_then(|file| file.write_json(so_far));
-            })?;
-            let (picture, table) = (outcome.draw(), outcome.markdown());
-            write(out, name, &outcome, &picture, &table)?;
-            output::line(&table);
-            known.push(outcome);
-        }
-        Ok(())
-    })
+    let (out, name) = (&arguments.out, experiment.name);
+    let partial = out.join(format!("{name}.json"));
+    let outcome = config.run(experiment, &known(out)?, harness, |so_far| {
+        // A file that cannot be written is an error at the end, with all results.
+        let saved = ResultFile::prepare(&partial);
+        let _ = saved.and_then(|file| file.write_json(so_far));
+    })?;
+    let (picture, table) = (outcome.draw(), outcome.markdown());
+    write(out, name, &outcome, &picture, &table)?;
+    output::line(&table);
+    Ok(())
 }
 
 /// The results of SYSTOR '22 in a directory. A file of an earlier firn that does not fit is not
 /// used.
 fn known(out: &Path) -> anyhow::Result<Vec<SystorOutcome>> {
     let mut known = Vec::new();
-    for experiment in SYSTOR_EXPERIMENTS {
+    for experiment in systor_experiments() {
         let path = out.join(format!("{}.json", experiment.name));
         match fs::read_to_string(&path) {
             Ok(text) => known.extend(serde_json::from_str::<SystorOutcome>(&text).ok()),

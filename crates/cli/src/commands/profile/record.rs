@@ -242,7 +242,7 @@ fn give_second(path: &Path, recorded: &Profile) -> anyhow::Result<Summary> {
         ..second.profile_or_empty()?
     };
     set_profile(path, &profile)?;
-    pack(path, &FaaSnap { merge: FaaSnap::MERGE })?;
+    pack(path, &FaaSnap::default())?;
     Ok(Summary::of(&profile, &second))
 }
 

@@ -7,6 +7,7 @@
 //! library that loads its output. Its map is an array with an entry for each page of the file: the
 //! time of the first entry and, in the lowest bits, the order of the folio that starts at the page.
 
+mod cost;
 mod kernel_types;
 mod program;
 mod syscalls;
@@ -22,6 +23,7 @@ use rustix::fs::{fstat, major, minor};
 use thiserror::Error;
 
 use crate::map::Mapping;
+pub use cost::{BpfCost, BpfCosts};
 use kernel_types::AddFolio;
 use program::{ORDER_BITS, program};
 use syscalls::{

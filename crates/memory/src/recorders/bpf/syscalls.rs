@@ -14,7 +14,9 @@ use super::program::Insn;
 const BPF_MAP_CREATE: libc::c_int = 0;
 const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_RAW_TRACEPOINT_OPEN: libc::c_int = 17;
+const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
 const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
+const BPF_MAP_UPDATE_BATCH: libc::c_int = 26;
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_PROG_TYPE_TRACEPOINT: u32 = 5;
 const BPF_PROG_TYPE_TRACING: u32 = 26;
@@ -65,7 +67,18 @@ struct RawTracepointOpen {
 
 #[repr(C)]
 #[derive(Default)]
-struct LookupBatch {
+struct UpdateElem {
+    map_fd: u32,
+    padding: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+/// The attributes of both batches.
+#[repr(C)]
+#[derive(Default)]
+struct Batch {
     in_batch: u64,
     out_batch: u64,
     keys: u64,
@@ -181,13 +194,13 @@ fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
 pub(super) fn read_map(map: &OwnedFd, entries: u32) -> io::Result<Vec<u64>> {
     let count = usize::try_from(entries).map_err(io::Error::other)?;
     let (mut keys, mut values, mut next) = (vec![0u32; count], vec![0u64; count], 0u32);
-    let mut batch = LookupBatch {
+    let mut batch = Batch {
         out_batch: std::ptr::from_mut(&mut next).addr() as u64,
         keys: keys.as_mut_ptr().addr() as u64,
         values: values.as_mut_ptr().addr() as u64,
         count: entries,
         map_fd: raw(map),
-        ..LookupBatch::default()
+        ..Batch::default()
     };
     match bpf(BPF_MAP_LOOKUP_BATCH, &mut batch) {
         Ok(_) => {}
@@ -196,4 +209,38 @@ pub(super) fn read_map(map: &OwnedFd, entries: u32) -> io::Result<Vec<u64>> {
         Err(error) => return Err(error),
     }
     Ok(values)
+}
+
+/// Writes the first entries of a map in one call.
+pub(super) fn write_map(map: &OwnedFd, values: &[u64]) -> io::Result<()> {
+    let count = u32::try_from(values.len()).map_err(io::Error::other)?;
+    if count == 0 {
+        return Ok(());
+    }
+    let keys: Vec<u32> = (0..count).collect();
+    bpf(
+        BPF_MAP_UPDATE_BATCH,
+        &mut Batch {
+            keys: keys.as_ptr().addr() as u64,
+            values: values.as_ptr().addr() as u64,
+            count,
+            map_fd: raw(map),
+            ..Batch::default()
+        },
+    )
+    .map(drop)
+}
+
+/// Writes one entry of a map.
+pub(super) fn write_entry(map: &OwnedFd, key: u32, value: u64) -> io::Result<()> {
+    bpf(
+        BPF_MAP_UPDATE_ELEM,
+        &mut UpdateElem {
+            map_fd: raw(map),
+            key: (&raw const key).addr() as u64,
+            value: (&raw const value).addr() as u64,
+            ..UpdateElem::default()
+        },
+    )
+    .map(drop)
 }

@@ -1,0 +1,139 @@
+//! `firn bench paper` as a process: every experiment of the table on a tiny trace.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use firn_bench::paper::{EXPERIMENTS, Experiment, Way};
+use firn_vmm::{KVM_DEVICE, open_kvm};
+use serde_json::Value;
+
+const FIRN: &str = env!("CARGO_BIN_EXE_firn");
+/// The smallest trace with another input, and the smallest of SYSTOR '22.
+const SMALL: &str = "hello-a";
+const SMALL_OF_TIERS: &str = "hello-a2";
+
+fn paper(arguments: &[&str]) -> Output {
+    let mut command = Command::new(FIRN);
+    command.args(["bench", "paper"]).args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn all_experiments_are_listed() {
+    let (listing, help) = (paper(&[]), paper(&["--help"]));
+    for Experiment { name, .. } in &EXPERIMENTS {
+        assert!(text(&listing.stdout).contains(&format!(" {name} ")), "{name}");
+        assert!(text(&help.stdout).split_whitespace().any(|word| word == *name), "{name}");
+    }
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused_with_the_reason() {
+    for Experiment { name, way, .. } in &EXPERIMENTS {
+        if let Way::Missing { reason, needs } = way {
+            let refused = paper(&[name]);
+            let error = text(&refused.stderr);
+            assert_eq!(refused.status.code(), Some(1), "{error}");
+            assert!(error.contains(reason) && error.contains(needs), "{error}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "takes minutes: make test-full"]
+fn every_experiment_runs_from_end_to_end() {
+    let root = rustix::process::geteuid().is_root();
+    if !firn_required::has("kvm", open_kvm(KVM_DEVICE.as_ref()).is_ok())
+        || !firn_required::has("root", root)
+    {
+        return;
+    }
+    let results = tempfile::tempdir().unwrap();
+    let out = results.path().to_str().unwrap();
+    let pool = Pool::serve(results.path());
+    let mut failed = Vec::new();
+    for experiment in &EXPERIMENTS {
+        let name = experiment.name;
+        let mut arguments = vec![name, "--out", out, "--runs", "1", "--most", "2"];
+        match experiment.way {
+            Way::Replays(_) => arguments.extend(["--trace", SMALL, "--pool", &pool.socket]),
+            Way::Tiers(systor) if systor.functions.contains(&SMALL_OF_TIERS) => {
+                arguments.extend(["--trace", SMALL_OF_TIERS]);
+            }
+            Way::Tiers(_) | Way::Missing { .. } => continue,
+        }
+        let output = paper(&arguments);
+        if !output.status.success() {
+            failed.push(format!("{name}: {}", text(&output.stderr)));
+            continue;
+        }
+        for file in experiment.files() {
+            failed.extend(check(results.path(), &file).map(|why| format!("{file}: {why}")));
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+/// What is wrong with the files of an experiment.
+fn check(results: &Path, file: &str) -> Option<String> {
+    let read = |ending: &str| fs::read_to_string(results.join(format!("{file}.{ending}")));
+    let (json, table, picture) = (read("json").ok()?, read("md").ok()?, read("svg").ok()?);
+    let json: Value = serde_json::from_str(&json).ok()?;
+    let list = |key: &str| json[key].as_array().cloned().unwrap_or_default();
+    let rows: Vec<Value> = ["sessions", "budgets"]
+        .into_iter()
+        .flat_map(list)
+        .flat_map(|place| {
+            let rows = [&place["rows"], &place["results"]].into_iter();
+            rows.flat_map(|rows| rows.as_array().cloned().unwrap_or_default()).collect::<Vec<_>>()
+        })
+        .chain(list("cells"))
+        .collect();
+    if rows.is_empty() {
+        return Some(format!("no results: {json}"));
+    }
+    if !table.contains('|') || !picture.contains("</svg>") {
+        return Some("no table or no picture".to_owned());
+    }
+    // A system that is left out here has a reason that is the host's.
+    let expected = ["vanilla_dax"];
+    let left_out = json["left_out"].as_object().cloned().unwrap_or_default();
+    let wrong = left_out.iter().find(|(name, _)| !expected.contains(&name.as_str()));
+    wrong.map(|(name, reason)| format!("{name} was left out: {reason}"))
+}
+
+/// A manager of a pool in memory, killed on drop.
+struct Pool {
+    manager: Child,
+    socket: String,
+}
+
+impl Pool {
+    fn serve(directory: &Path) -> Self {
+        let socket = directory.join("pool.sock").to_str().unwrap().to_owned();
+        let mut manager = Command::new(FIRN)
+            .args(["pool", "serve", "--medium", "memfd:1G", "--socket", &socket])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // The manager prints its first line when it serves.
+        let mut line = String::new();
+        BufReader::new(manager.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.contains("serving"), "{line}");
+        Self { manager, socket }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let _ = self.manager.kill();
+        let _ = self.manager.wait();
+    }
+}
