@@ -168,7 +168,8 @@ fn errors_list_the_known_names_options_and_values() {
     }
     assert_eq!(
         refused("faasnap:gap=1"),
-        "planner faasnap has no option \"gap\"; it takes merge=0 to 1048576"
+        "planner faasnap has no option \"gap\"; it takes merge=0 to 1048576, paging=on|off, regions=on|off, \
+         loading_set=on|off"
     );
     assert_eq!(
         refused("dram_cached:preload=no"),
