@@ -75,6 +75,7 @@ fn monitor_tests_run_modules_and_programs_in_one_lab() {
         "--workspace --test network",
         "--workspace --test paged_planners",
         "--workspace --test pager",
+        "--workspace --test paper",
         "--workspace --test pool_refusals",
         "--workspace --test profile",
         "--workspace --test signatures",
@@ -90,13 +91,13 @@ fn monitor_tests_run_modules_and_programs_in_one_lab() {
     assert_eq!(
         commands[built.len()],
         "/t/release/firn lab run --cpus 1 --timeout 3600 --in firn_vmm --in firn_bench --in bad_profiles \
-         --in bench --in capacity --in drift --in jail --in monitor --in network --in paged_planners --in pager --in pool_refusals --in profile --in signatures --in supervisor --in thaw --in tier --in api \
+         --in bench --in capacity --in drift --in jail --in monitor --in network --in paged_planners --in pager --in paper --in pool_refusals --in profile --in signatures --in supervisor --in thaw --in tier --in api \
          --in /t/debug/firn-firecracker \
          --env FIRN_REQUIRE=kvm,root,disk,cpu_limits -- sh -c 'mkdir -p /t/debug; ln -s /bin/firn /t/debug/firn; \
          ln -s /in/firn-firecracker /t/debug/firn-firecracker; failed=; \
          for program in /in/firn_vmm /in/firn_bench; do $program --test-threads=1 microvm:: player:: floor:: \
          freeze:: tier::emulated:: systor:: || failed=1; done; for program in /in/bad_profiles /in/bench /in/capacity \
-         /in/drift /in/jail /in/monitor /in/network /in/paged_planners /in/pager /in/pool_refusals /in/profile /in/signatures /in/supervisor /in/thaw /in/tier /in/api; do $program --test-threads=1 || failed=1; done; \
+         /in/drift /in/jail /in/monitor /in/network /in/paged_planners /in/pager /in/paper /in/pool_refusals /in/profile /in/signatures /in/supervisor /in/thaw /in/tier /in/api; do $program --test-threads=1 || failed=1; done; \
          test -z \"$failed\"'"
     );
 }
