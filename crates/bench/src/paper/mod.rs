@@ -230,7 +230,9 @@ impl Runner<'_> {
         // This description includes the pool.
         outcome.host = prepared.host.clone();
         let unfit = prepared.left_out.iter();
-        outcome.left_out.extend(unfit.map(|left| (left.planner.clone(), left.reason.clone())));
+        outcome.left_out.extend(
+            unfit.map(|left| (format!("{} on {}", left.planner, group.trace), left.reason.clone())),
+        );
         leave_out_unplanned(&mut prepared, outcome)?;
         match self.replays.shape {
             Shape::Concurrency(numbers) => {
@@ -348,7 +350,8 @@ fn leave_out_unplanned(prepared: &mut Prepared, outcome: &mut Outcome) -> Result
             let Ok(planner) = parse(&subject.planner) else { return true };
             match plan(&snapshot, None, &*planner) {
                 Err(PlanSnapshotError::Planner(reason)) if !subject.in_pool => {
-                    outcome.left_out.insert(subject.planner.clone(), error_chain(&reason));
+                    let place = format!("{} on {}", subject.planner, player.trace);
+                    outcome.left_out.insert(place, error_chain(&reason));
                     false
                 }
                 _ => true,
