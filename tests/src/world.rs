@@ -57,13 +57,17 @@ impl World {
         self.directory.path().join("run")
     }
 
-    /// A firn command. A microVM that it starts fails if its jail lacks a wall.
+    /// A firn command. A microVM that it starts fails if its jail lacks a wall, but where the
+    /// arguments have `--jail`.
     pub fn firn<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(&self, arguments: I) -> Firn {
         let program = std::env::var_os("FIRN").unwrap_or_else(|| "firn".into());
         let mut command = Command::new(program);
-        for (position, word) in arguments.into_iter().enumerate() {
-            command.arg(&word);
-            if position < 2 && JAILED.iter().any(|jailed| word.as_ref() == *jailed) {
+        let words: Vec<S> = arguments.into_iter().collect();
+        let names_it = words.iter().any(|word| word.as_ref() == "--jail");
+        for (position, word) in words.iter().enumerate() {
+            command.arg(word);
+            let is_jailed = position < 2 && JAILED.iter().any(|it| word.as_ref() == *it);
+            if is_jailed && !names_it {
                 command.args(["--jail", "require"]);
             }
         }

@@ -149,7 +149,9 @@ fn kvm_without_permission_is_refused() {
     let number = std::os::unix::fs::MetadataExt::rdev(&kvm);
     let kind = rustix::fs::FileType::CharacterDevice;
     rustix::fs::mknodat(rustix::fs::CWD, &device, kind, 0o600.into(), number).unwrap();
-    let run = boot(&world, &["--kvm", device.to_str().unwrap()]);
+    // This user cannot build all walls.
+    let run = world.firn(["boot", "--jail", "auto", "--kvm", device.to_str().unwrap()]);
+    let run = run.arg(HELLO.write(&world.work()));
     let run = run.args(["--kernel", "zeros", "--initramfs", "zeros", "--root", "zeros"]);
     let run = run.args(["--overlay", "zeros"]).with(|command| command.uid(USER).gid(USER));
     run.run().refused(&["no permission to open", "group"]);
