@@ -8,8 +8,9 @@ pub use table::{PlanSummary, PlanTable};
 pub use validate::PlanError;
 
 use std::fmt;
+use std::ops::Range;
 
-use firn_base::{GuestRange, ImageRange};
+use firn_base::{GuestRange, ImageRange, PAGE_SIZE};
 use firn_snapshot::{CopyTable, MemoryLayout, PackedFile};
 use serde::{Deserialize, Serialize};
 
@@ -349,6 +350,15 @@ pub struct Step {
     pub when: When,
     /// What it does.
     pub work: Work,
+}
+
+impl Step {
+    /// Reads pages of the image into the page cache, from the request on. `pages` count from the
+    /// image's beginning.
+    pub(crate) fn load_image(pages: &Range<u64>) -> Self {
+        let (offset, len) = (pages.start * PAGE_SIZE, (pages.end - pages.start) * PAGE_SIZE);
+        Self { when: When::AtRequest, work: Work::Load { file: LoadFile::Image, offset, len } }
+    }
 }
 
 /// How guest memory is restored: a [planner](crate::planners) makes it, [`execute`](crate::execute)

@@ -101,11 +101,11 @@ impl FaaSnap {
                     runs.sort_unstable_by_key(|run| run.first);
                     runs
                 });
-                sorted.map(|run| load_image(&run.range())).collect()
+                sorted.map(|run| Step::load_image(&run.range())).collect()
             }
             None => {
                 let all = PageSet::of(groups.iter().flatten(), pages);
-                all.ranges().map(|run| load_image(&run)).collect()
+                all.ranges().map(|run| Step::load_image(&run)).collect()
             }
         }
     }
@@ -192,12 +192,6 @@ fn load(packed: &Packed) -> Vec<Step> {
     let Range { start: offset, end } = packed.data();
     let work = Work::Load { file: LoadFile::Packed, offset, len: end - offset };
     if end == offset { Vec::new() } else { vec![Step { when: When::AtRequest, work }] }
-}
-
-/// The step in which the loader reads pages of the image.
-fn load_image(pages: &Range<u64>) -> Step {
-    let (offset, len) = (pages.start * PAGE_SIZE, (pages.end - pages.start) * PAGE_SIZE);
-    Step { when: When::AtRequest, work: Work::Load { file: LoadFile::Image, offset, len } }
 }
 
 /// The segments and layers of one region of guest memory. `zeros` are the pages that are anonymous

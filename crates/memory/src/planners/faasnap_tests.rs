@@ -113,7 +113,7 @@ fn each_step_can_be_left_out() {
     let snapshot = write_snapshot(&path, &layout(64), &zero_map, ImageKind::Dense, 5);
     // Two groups, neither of them in the order of addresses.
     groups_of(&snapshot, vec![vec![run(50, 2), run(40, 2)], vec![run(12, 2), run(2, 1)]]);
-    let steps = |runs: &[Range<u64>]| runs.iter().map(load_image).collect::<Vec<_>>();
+    let steps = |runs: &[Range<u64>]| runs.iter().map(Step::load_image).collect::<Vec<_>>();
     let of = |name: &str| {
         assert_eq!(parse(name).unwrap().name(), name);
         let (plan, report) = restore(&snapshot, name);

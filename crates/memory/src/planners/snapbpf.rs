@@ -21,9 +21,7 @@ use firn_base::{GuestRange, PAGE_SIZE};
 use firn_snapshot::{CachedRun, CopyTable, ImageRegion, PageSet, Profile};
 
 use super::{PlanInput, Planner, PlannerError, check_mappings};
-use crate::plan::{
-    Advice, Integrity, Layer, Leaf, LoadFile, Plan, Segment, Sharing, Source, Step, When, Work,
-};
+use crate::plan::{Advice, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source, Step};
 
 /// The planner `snapbpf`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +83,7 @@ impl Planner for SnapBpf {
             layout: input.layout.clone(),
             segments: Vec::new(),
             layers: Vec::new(),
-            schedule: load.map(|pages| step(&pages)).collect(),
+            schedule: load.map(|pages| Step::load_image(&pages)).collect(),
             pager: None,
             copies: CopyTable::default(),
         };
@@ -107,11 +105,6 @@ fn free_pages(reported: &[firn_base::PageRange], zero_map: &PageSet) -> PageSet 
         zero_map.ranges_in(pages).for_each(|zeros| free.insert_range(zeros));
     }
     free
-}
-
-fn step(pages: &Range<u64>) -> Step {
-    let (offset, len) = (pages.start * PAGE_SIZE, (pages.end - pages.start) * PAGE_SIZE);
-    Step { when: When::AtRequest, work: Work::Load { file: LoadFile::Image, offset, len } }
 }
 
 /// Maps the region with one layer of the image, and a layer of anonymous memory over each run of

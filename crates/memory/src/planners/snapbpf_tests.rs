@@ -46,7 +46,11 @@ fn the_image_is_loaded_in_the_order_of_first_access_and_free_pages_are_anonymous
     // Page 16 is not zero: the guest has written it after reporting it.
     profile_of(&snapshot, &[run(40, 3), run(2, 8)], Some(vec![run(9, 8)]));
     let (plan, executed) = restore(&snapshot);
-    assert_eq!(plan.schedule, [step(&(40..43)), step(&(2..9))], "free pages are not loaded");
+    assert_eq!(
+        plan.schedule,
+        [Step::load_image(&(40..43)), Step::load_image(&(2..9))],
+        "free pages are not loaded"
+    );
     let zeros: Vec<_> = plan.segments.iter().filter(|s| s.source == Source::Zero).collect();
     assert_eq!(zeros.len(), 1);
     assert_eq!((zeros[0].guest.start, zeros[0].guest.len), (9 * PAGE_SIZE, 7 * PAGE_SIZE));
@@ -74,7 +78,10 @@ fn prefetch_and_marking_can_be_left_out() {
     };
     let anonymous = |plan: &Plan| plan.segments.iter().any(|s| s.source == Source::Zero);
     let prefetch = plan_of("snapbpf:marking=off");
-    assert_eq!((&prefetch.schedule[..], anonymous(&prefetch)), (&[step(&(2..10))][..], false));
+    assert_eq!(
+        (&prefetch.schedule[..], anonymous(&prefetch)),
+        (&[Step::load_image(&(2..10))][..], false)
+    );
     assert_eq!(prefetch.layers[0].advice, Advice::Random);
     let marking = plan_of("snapbpf:prefetch=off");
     assert_eq!((marking.schedule.len(), anonymous(&marking)), (0, true));
