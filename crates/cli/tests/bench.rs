@@ -2,10 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs::{self, OpenOptions};
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use firn_base::{PAGE_SIZE, error_chain};
@@ -18,6 +17,10 @@ use firn_vmm::{KVM_DEVICE, open_kvm};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
+
+use memory_pool::MemoryPool;
+
+mod memory_pool;
 
 const FIRN: &str = env!("CARGO_BIN_EXE_firn");
 
@@ -302,44 +305,10 @@ fn a_warm_invocation_is_shown_beside_the_cold_one() {
     assert!(!tables(&[]).contains("warm"));
 }
 
-/// A pool in memory with its manager, which is killed on drop.
-struct Pool {
-    manager: Child,
-    dir: TempDir,
-}
-
-impl Pool {
-    fn serve() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let mut manager = Command::new(FIRN)
-            .args(["pool", "serve", "--medium", "memfd:64M", "--socket"])
-            .arg(dir.path().join("pool.sock"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        // The manager prints its first line when it serves.
-        let mut line = String::new();
-        BufReader::new(manager.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        assert!(line.contains("serving"), "{line}");
-        Self { manager, dir }
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.dir.path().join("pool.sock")
-    }
-
-    fn names(&self) -> usize {
-        let mut client = firn_pool::Client::connect(&self.socket()).unwrap();
-        client.list().unwrap().extents.len()
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        let _ = self.manager.kill();
-        let _ = self.manager.wait();
-    }
+/// The number of snapshots in a pool.
+fn extents(pool: &MemoryPool) -> usize {
+    let mut client = firn_pool::Client::connect(&pool.socket()).unwrap();
+    client.list().unwrap().extents.len()
 }
 
 #[test]
@@ -347,15 +316,15 @@ fn planners_of_a_pool_are_compared_with_a_planner_of_a_directory() {
     if !has_kvm() {
         return;
     }
-    let pool = Pool::serve();
-    let json = pool.dir.path().join("r.json");
+    let pool = MemoryPool::serve("64M", &[]);
+    let json = pool.socket().with_file_name("r.json");
     let socket = pool.socket();
     let mut arguments = vec!["thaw", "--planner", "all", "--runs", "3", "--leaves", "4k"];
     arguments.extend(["--trace", "sequential-read:4M,sequential-write:4M"]);
     arguments.extend(["--pool", socket.to_str().unwrap(), "--json", json.to_str().unwrap()]);
     let output = output(&arguments);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!(pool.names(), 0, "the players are removed from the pool");
+    assert_eq!(extents(&pool), 0, "the players are removed from the pool");
     let json: Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
     assert!(json["host"]["medium"].as_str().unwrap().contains("pool on memfd"));
     let row = |planner: &str, trace: &str| {
@@ -384,8 +353,8 @@ fn all_omits_planners_whose_replicas_do_not_fit_into_the_pool() {
     if !has_kvm() {
         return;
     }
-    let pool = Pool::serve();
-    let json = pool.dir.path().join("r.json");
+    let pool = MemoryPool::serve("64M", &[]);
+    let json = pool.socket().with_file_name("r.json");
     let socket = pool.socket();
     let mut arguments = vec!["thaw", "--planner", "all", "--runs", "1", "--concurrency", "4"];
     arguments.extend(["--trace", "sequential-read:14M"]);

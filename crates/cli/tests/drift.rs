@@ -1,47 +1,29 @@
 //! The planner `firn` with the profile of another input: runs correct the predicted chunks.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use firn_vmm::{KVM_DEVICE, open_kvm};
 use serde_json::Value;
-use tempfile::TempDir;
+
+use memory_pool::MemoryPool;
+
+mod memory_pool;
 
 /// The maximum number of runs until the predicted chunks equal the written chunks.
 const MOST_RUNS: u32 = 16;
 
-/// A manager of a pool in memory, which is killed on drop.
-struct Pool {
-    folder: TempDir,
-    manager: Child,
-}
+struct Pool(MemoryPool);
 
 impl Pool {
     fn serve(options: &[&str]) -> Self {
-        let folder = TempDir::new().unwrap();
-        let mut manager = Command::new(env!("CARGO_BIN_EXE_firn"))
-            .args(["pool", "serve", "--medium", "memfd:800M", "--socket"])
-            .arg(folder.path().join("pool.sock"))
-            .args(options)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(manager.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        assert!(line.contains("serving"), "{line}");
-        Self { folder, manager }
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.folder.path().join("pool.sock")
+        Self(MemoryPool::serve("800M", options))
     }
 
     fn json(&self, arguments: &[&str]) -> Value {
         let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
-        command.args(arguments).args(["--json", "--pool"]).arg(self.socket());
+        command.args(arguments).args(["--json", "--pool"]).arg(self.0.socket());
         let output = command.stdin(Stdio::null()).output().unwrap();
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{arguments:?}: {error}");
@@ -71,13 +53,6 @@ impl Pool {
         (1..=MOST_RUNS)
             .find(&mut run)
             .unwrap_or_else(|| panic!("the chunks of {input} are not learnt"))
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        let _ = self.manager.kill();
-        let _ = self.manager.wait();
     }
 }
 

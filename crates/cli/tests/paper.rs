@@ -2,13 +2,16 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use firn_bench::paper::{EXPERIMENTS, Experiment, Way};
 use firn_vmm::{KVM_DEVICE, open_kvm};
 use serde_json::Value;
+
+use memory_pool::MemoryPool;
+
+mod memory_pool;
 
 const FIRN: &str = env!("CARGO_BIN_EXE_firn");
 /// The smallest trace with another input, and the smallest of SYSTOR '22.
@@ -56,13 +59,16 @@ fn every_experiment_runs_from_end_to_end() {
     }
     let results = tempfile::tempdir().unwrap();
     let out = results.path().to_str().unwrap();
-    let pool = Pool::serve(results.path());
+    let pool = MemoryPool::serve("1G", &[]);
+    let socket = pool.socket();
     let mut failed = Vec::new();
     for experiment in &EXPERIMENTS {
         let name = experiment.name;
         let mut arguments = vec![name, "--out", out, "--runs", "1", "--most", "2"];
         match experiment.way {
-            Way::Replays(_) => arguments.extend(["--trace", SMALL, "--pool", &pool.socket]),
+            Way::Replays(_) => {
+                arguments.extend(["--trace", SMALL, "--pool", socket.to_str().unwrap()]);
+            }
             Way::Tiers(systor) if systor.functions.contains(&SMALL_OF_TIERS) => {
                 arguments.extend(["--trace", SMALL_OF_TIERS]);
             }
@@ -106,34 +112,4 @@ fn check(results: &Path, file: &str) -> Option<String> {
     let left_out = json["left_out"].as_object().cloned().unwrap_or_default();
     let wrong = left_out.iter().find(|(name, _)| !name.starts_with("vanilla_dax"));
     wrong.map(|(name, reason)| format!("{name} was left out: {reason}"))
-}
-
-/// A manager of a pool in memory, killed on drop.
-struct Pool {
-    manager: Child,
-    socket: String,
-}
-
-impl Pool {
-    fn serve(directory: &Path) -> Self {
-        let socket = directory.join("pool.sock").to_str().unwrap().to_owned();
-        let mut manager = Command::new(FIRN)
-            .args(["pool", "serve", "--medium", "memfd:1G", "--socket", &socket])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        // The manager prints its first line when it serves.
-        let mut line = String::new();
-        BufReader::new(manager.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        assert!(line.contains("serving"), "{line}");
-        Self { manager, socket }
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        let _ = self.manager.kill();
-        let _ = self.manager.wait();
-    }
 }
