@@ -91,6 +91,33 @@ const DISKS: &[Storage] = &[
     Storage { name: "remote EBS", limits: limits(64_000, 1_000_000_000) },
 ];
 
+/// PASS figure 14 and its costs: budgets that microVMs fill.
+const FILLED: Replays = Replays {
+    planners: OF_PASS,
+    traces: &["recognition-a", "json-a"],
+    work: false,
+    shape: Shape::Capacity(BUDGETS),
+    ..Replays::ONE
+};
+/// FaaSnap figure 10.
+const BURSTS: Replays = Replays {
+    planners: OF_FAASNAP,
+    traces: &["hello-a", "json-a"],
+    unsanitised: true,
+    shape: Shape::Concurrency(&[1, 4, 16, 64]),
+    ..Replays::ONE
+};
+/// SnapBPF figure 3b, of which 3a and 3c differ a little.
+const TEN_OF_SNAPBPF: Replays = Replays {
+    planners: OF_SNAPBPF,
+    traces: OF_FIGURE_3,
+    unsanitised: true,
+    same_input: OF_FIGURE_3,
+    shape: Shape::Concurrency(&[10]),
+    remarks: &[SUBSTITUTES],
+    ..Replays::ONE
+};
+
 const fn limits(read_iops: u64, read_bps: u64) -> Throttle {
     Throttle { read_iops: Some(read_iops), read_bps, write_bps: 0 }
 }
@@ -207,14 +234,7 @@ pub static EXPERIMENTS: [Experiment; 36] = [
         name: "pass-figure-14",
         source: "PASS 5.3, figure 14",
         title: "Maximum concurrency by the budget",
-        way: Way::Replays(&[Replays {
-            planners: OF_PASS,
-            traces: &["recognition-a", "json-a"],
-            work: false,
-            shape: Shape::Capacity(BUDGETS),
-            quantity: Quantity::Carried,
-            ..Replays::ONE
-        }]),
+        way: Way::Replays(&[Replays { quantity: Quantity::Carried, ..FILLED }]),
         verdict: Verdict::Agrees("at one budget"),
         measured: "[json](pass.md#figure-14-and-the-cost-model)",
     },
@@ -259,14 +279,7 @@ pub static EXPERIMENTS: [Experiment; 36] = [
         name: "pass-cost",
         source: "PASS 5.3, cost-effectiveness",
         title: "Price of a microVM's memory by the budget",
-        way: Way::Replays(&[Replays {
-            planners: OF_PASS,
-            traces: &["recognition-a", "json-a"],
-            work: false,
-            shape: Shape::Capacity(BUDGETS),
-            quantity: Quantity::Price,
-            ..Replays::ONE
-        }]),
+        way: Way::Replays(&[Replays { quantity: Quantity::Price, ..FILLED }]),
         verdict: Verdict::Differs("reversed"),
         measured: "[json](pass.md#figure-14-and-the-cost-model)",
     },
@@ -374,23 +387,12 @@ pub static EXPERIMENTS: [Experiment; 36] = [
         source: "FaaSnap 6.6, figure 10",
         title: "Bursts",
         way: Way::Replays(&[
-            Replays {
-                planners: OF_FAASNAP,
-                traces: &["hello-a", "json-a"],
-                unsanitised: true,
-                shape: Shape::Concurrency(&[1, 4, 16, 64]),
-                remarks: &["All microVMs are of the same snapshot."],
-                ..Replays::ONE
-            },
+            Replays { remarks: &["All microVMs are of the same snapshot."], ..BURSTS },
             Replays {
                 part: "different",
-                planners: OF_FAASNAP,
-                traces: &["hello-a", "json-a"],
-                unsanitised: true,
                 different: true,
-                shape: Shape::Concurrency(&[1, 4, 16, 64]),
                 remarks: &["Each microVM is of a snapshot of its own."],
-                ..Replays::ONE
+                ..BURSTS
             },
         ]),
         verdict: Verdict::Partly("as to Firecracker, not as to REAP"),
@@ -435,11 +437,8 @@ pub static EXPERIMENTS: [Experiment; 36] = [
         title: "Latency of one instance",
         way: Way::Replays(&[Replays {
             planners: &["reap", "faasnap", "snapbpf"],
-            traces: OF_FIGURE_3,
-            unsanitised: true,
-            same_input: OF_FIGURE_3,
-            remarks: &[SUBSTITUTES],
-            ..Replays::ONE
+            shape: Shape::Concurrency(&[1]),
+            ..TEN_OF_SNAPBPF
         }]),
         verdict: Verdict::Partly("as to FaaSnap, not as to REAP"),
         measured: "[eight traces](restores.md#the-papers-figures-with-the-functions-own-work)",
@@ -448,15 +447,7 @@ pub static EXPERIMENTS: [Experiment; 36] = [
         name: "snapbpf-figure-3b",
         source: "SnapBPF 4, figure 3b",
         title: "Latency of 10 instances",
-        way: Way::Replays(&[Replays {
-            planners: OF_SNAPBPF,
-            traces: OF_FIGURE_3,
-            unsanitised: true,
-            same_input: OF_FIGURE_3,
-            shape: Shape::Concurrency(&[10]),
-            remarks: &[SUBSTITUTES],
-            ..Replays::ONE
-        }]),
+        way: Way::Replays(&[TEN_OF_SNAPBPF]),
         verdict: Verdict::Agrees("as to REAP"),
         measured: "[48 traces](restores.md#ten-at-once)",
     },
@@ -464,16 +455,7 @@ pub static EXPERIMENTS: [Experiment; 36] = [
         name: "snapbpf-figure-3c",
         source: "SnapBPF 4, figure 3c",
         title: "Memory of 10 instances",
-        way: Way::Replays(&[Replays {
-            planners: OF_SNAPBPF,
-            traces: OF_FIGURE_3,
-            unsanitised: true,
-            same_input: OF_FIGURE_3,
-            shape: Shape::Concurrency(&[10]),
-            quantity: Quantity::Dram,
-            remarks: &[SUBSTITUTES],
-            ..Replays::ONE
-        }]),
+        way: Way::Replays(&[Replays { quantity: Quantity::Dram, ..TEN_OF_SNAPBPF }]),
         verdict: Verdict::Agrees(""),
         measured: "[48 traces](restores.md#ten-at-once)",
     },

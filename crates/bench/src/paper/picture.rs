@@ -1,5 +1,7 @@
 //! The pictures of the experiments.
 
+use firn_player::format::FIRST_TIME_NS;
+
 use super::outcome::{Outcome, Place};
 use super::replays::Quantity;
 use crate::capacity::CapacityRow;
@@ -8,8 +10,8 @@ use crate::picture::chart::{Bar, Chart, Line, Lines, Marks, Panel, Point};
 use crate::text::number;
 use crate::thaw::Row;
 
-/// The end of the first class of touch times, and the name of what is not below it.
-const FIRST_CLASS_US: f64 = 0.25;
+/// The end of the first class of touch times, us.
+const FIRST_CLASS_US: f64 = FIRST_TIME_NS as f64 / 1e3;
 
 /// The names of the classes of touch times: their beginnings, us.
 pub(super) fn classes(count: usize) -> Vec<String> {
@@ -58,13 +60,7 @@ impl Outcome {
     }
 
     fn traces(&self) -> Vec<&str> {
-        let mut traces: Vec<&str> = Vec::new();
-        for row in self.sessions.iter().flat_map(|session| &session.rows) {
-            if !traces.contains(&row.trace.as_str()) {
-                traces.push(&row.trace);
-            }
-        }
-        traces
+        names(self.sessions.iter().flat_map(|session| &session.rows).map(|row| &*row.trace))
     }
 
     /// The speed of a row relative to the first planner at its place.

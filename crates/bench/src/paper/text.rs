@@ -1,6 +1,7 @@
 //! The tables of the experiments, in Markdown.
 
 use firn_base::format_bytes;
+use firn_player::format::{FIRST_TIME_NS, time_class};
 
 use super::outcome::{Outcome, Place};
 use super::picture::classes;
@@ -24,11 +25,11 @@ const TOTAL: Column = ("total, ms", |_, row| {
 const FAULTS: Column = ("in page faults, ms", |_, row| optional(row.fault_ms));
 const READ_BY_FAULTS: Column =
     ("read by faults", |_, row| row.fault_read_bytes.map_or(String::new(), format_bytes));
-/// The first class of touch times that FaaSnap's paper calls faults that read from disk: 32 us
-/// (3.3). The kernel's count of major faults misses those that KVM leaves to a kernel worker.
-const SLOW_CLASS: usize = 8;
+/// From this time on FaaSnap's paper calls faults those that read from disk (3.3), ns. The kernel's
+/// count of major faults misses those that KVM leaves to a kernel worker.
+const SLOW_NS: u64 = 32_000;
 const SLOW: Column = ("touches of 32 µs and more", |_, row| {
-    let slow = row.touch_times.get(SLOW_CLASS..).unwrap_or_default();
+    let slow = row.touch_times.get(time_class(SLOW_NS, FIRST_TIME_NS)..).unwrap_or_default();
     number(slow.iter().sum())
 });
 const KVM_FAULTS: Column = ("KVM faults", |_, row| row.kvm_page_faults.to_string());
