@@ -166,10 +166,8 @@ static SECOND: Mutex<Option<Second>> = Mutex::new(None);
 enum Second {
     /// Compiled, before a start needs it.
     Compiled(BpfProgram),
-    /// A thread waits to apply it to all threads, until the first is dropped or gets a message.
-    Waiting(SyncSender<()>, Receiver<io::Result<()>>),
-    /// The thread applies it.
-    Applying(Receiver<io::Result<()>>),
+    /// A thread applies it to all threads once the first has a message, and sends the result.
+    InThread(SyncSender<()>, Receiver<io::Result<()>>),
 }
 
 /// The code with which this process ends at a call that is denied.
@@ -211,22 +209,17 @@ pub(super) fn wait_to_narrow() -> io::Result<()> {
         }
     };
     std::thread::Builder::new().name("narrow".into()).spawn(apply)?;
-    *second = Some(Second::Waiting(begin, applied));
+    *second = Some(Second::InThread(begin, applied));
     Ok(())
 }
 
 /// Lets the thread that waits apply the second filter to all threads. Without such a thread,
 /// nothing happens.
 pub(super) fn begin_to_narrow() {
-    let mut second = SECOND.lock();
-    *second = match second.take() {
-        Some(Second::Waiting(begin, applied)) => {
-            // A thread that has ended fails `narrow`.
-            let _ = begin.send(());
-            Some(Second::Applying(applied))
-        }
-        other => other,
-    };
+    if let Some(Second::InThread(begin, _)) = &*SECOND.lock() {
+        // One message is enough, and a thread that has ended fails `narrow`.
+        let _ = begin.try_send(());
+    }
 }
 
 /// Applies the second filter to all threads, or waits for the thread that does, if this process has
@@ -236,9 +229,7 @@ pub(super) fn narrow() -> io::Result<bool> {
     match SECOND.lock().take() {
         None => return Ok(false),
         Some(Second::Compiled(program)) => apply_filter_all_threads(&program).map_err(as_io)?,
-        Some(Second::Waiting(_, applied) | Second::Applying(applied)) => {
-            applied.recv().map_err(io::Error::other)??;
-        }
+        Some(Second::InThread(_, applied)) => applied.recv().map_err(io::Error::other)??,
     }
     Ok(true)
 }
