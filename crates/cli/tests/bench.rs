@@ -428,6 +428,7 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
         caches: vec![Cache::Cached],
         faults: false,
         warm: false,
+        shortened: false,
         standby: false,
         open_loop: 0,
         mix: None,

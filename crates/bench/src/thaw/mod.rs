@@ -153,6 +153,7 @@ impl ThawConfig {
             open_loop: self.open_loop,
             mix: self.mix,
             warm: self.warm,
+            shortened: false,
         };
         let mut results =
             session.run(prepared.host.clone(), self.order, harness.interrupt, progress)?;

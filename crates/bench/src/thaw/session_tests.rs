@@ -47,6 +47,7 @@ fn session(directory: &std::path::Path, planners: &[&str], runs: u32, script: &s
         caches: vec![Cache::Cached],
         faults: false,
         warm: false,
+        shortened: false,
         standby: false,
         open_loop: 0,
         mix: None,
@@ -107,6 +108,24 @@ fn planners_take_turns() {
     assert_eq!(rows, [("p", 3), ("q", 3)]);
     assert!(results.noise.is_empty() && results.results[0].label.is_none());
     assert_eq!(results.results[0].batch_page_cache_bytes, 4096);
+}
+
+#[test]
+fn a_shortened_session_has_few_long_runs() {
+    let _alone = one_at_a_time();
+    let runs = |total_ns: &str, shortened| {
+        let directory = tempfile::tempdir().unwrap();
+        let report = REPORT.replace("\"total_ns\":654321", &format!("\"total_ns\":{total_ns}"));
+        let script = format!("cat <<'END'\n{report}\nEND\nexit 0\n");
+        let session = session(directory.path(), &["p"], LONG_RUNS + 1, &script);
+        let session = Session { shortened, ..session };
+        let interrupt = Interrupt::catch().unwrap();
+        let results = session.run(host(directory.path()), 1, &interrupt, &Quiet).unwrap();
+        results.results[0].runs
+    };
+    assert_eq!(runs("10000000000", true), LONG_RUNS);
+    assert_eq!(runs("9999999999", true), LONG_RUNS + 1);
+    assert_eq!(runs("10000000000", false), LONG_RUNS + 1);
 }
 
 #[test]

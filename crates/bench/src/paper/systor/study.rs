@@ -158,6 +158,7 @@ impl Study<'_> {
             mix: None,
             faults: false,
             warm,
+            shortened: true,
         }
     }
 
