@@ -26,7 +26,7 @@ apt-update := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -q update
 .PHONY: setup go recent-go java python pip npm openssl kernel-tools build guest lab guests images curl runtimes \
     clients tools firecracker-clients firecracker-guest demo test test-full lint prose deny unit-tests monitor-tests \
     lab-tests guest-tests lab-and-guest-tests long-guest-tests test-paper test-load test-load-short test-tools \
-    test-clients test-clients-short test-workloads matrix restores-table bench bench-regression bench-network traces clean
+    test-clients test-clients-short test-workloads matrix restores-table bench bench-regression result-pages bench-network traces clean
 
 # Cargo itself needs a C compiler to link.
 setup:
@@ -241,6 +241,10 @@ bench: guests
 # in the cache); remove it to begin anew. POOL, a manager's socket, adds the planners of a pool.
 bench-regression: build
 	$(xtask) bench-regression
+
+# Makes the tables of docs/results anew from the results there (NAME.json). A test compares them.
+result-pages: setup
+	FIRN_WRITE_PAGES=1 cargo test -p firn-bench --lib paper::page
 
 # The user-mode network beside passt, as root: throughput, processor time, latency and memory, in
 # five minutes. PASST is passt's program, by default the installed one. JSON=FILE keeps the results.

@@ -321,7 +321,18 @@ impl<'a> Batch<'a> {
         number: u32,
         prepared: Option<Prepared>,
     ) -> Result<(), BatchError> {
-        let (instance, request_ns) = (number, now_ns());
+        self.start_after(now_ns(), player, number, prepared)
+    }
+
+    /// The same for a request of an earlier time, which has waited.
+    fn start_after(
+        &mut self,
+        request_ns: u64,
+        player: Player<'_>,
+        number: u32,
+        prepared: Option<Prepared>,
+    ) -> Result<(), BatchError> {
+        let instance = number;
         let monitor = player
             .start(prepared, request_ns)
             .map_err(|source| BatchError::Start { instance, source: Box::new(source) })?;
@@ -347,11 +358,15 @@ pub(crate) struct Reports<T> {
 /// Starts `count` players together, taking turns with `players`, waits for all of them, and returns
 /// their reports. They start in the prepared monitors, as far as there are any.
 ///
+/// At most `at_once` of them run together. The others are requested with them, and each waits until
+/// an earlier one has ended, which then does not check all its memory.
+///
 /// `held` is called when every player has touched its last page and none checks all its memory yet:
 /// that check reads pages into the page cache that other players may not have touched.
 pub(crate) fn run<T>(
     players: &[Player<'_>],
     count: u32,
+    at_once: u32,
     prepared: Vec<Prepared>,
     interrupt: &Interrupt,
     held: impl FnOnce() -> T,
@@ -359,8 +374,24 @@ pub(crate) fn run<T>(
     let mut batch = Batch::new(interrupt);
     interrupt.check()?;
     let mut prepared = prepared.into_iter();
+    let (mut requests, mut reports) = (Vec::new(), Vec::new());
+    let mut waiting_since = None;
     for (number, player) in (1..=count).zip(players.iter().cycle()) {
-        batch.start(*player, number, prepared.next())?;
+        let mut request_ns = now_ns();
+        if number > at_once {
+            request_ns = *waiting_since.get_or_insert(request_ns);
+            if let Some(mut first) = batch.instances.pop_front() {
+                first.wait_until_held(None);
+                first.release();
+                requests.push(first.request_ns);
+                let report = first.report();
+                interrupt.check()?;
+                reports.push(report?);
+            }
+        }
+        let gives_way = number.saturating_add(at_once) <= count;
+        let player = Player { unchecked: player.unchecked || gives_way, ..*player };
+        batch.start_after(request_ns, player, number, prepared.next())?;
         // A signal before this process was listed has not ended it.
         interrupt.check()?;
     }
@@ -371,13 +402,15 @@ pub(crate) fn run<T>(
     for instance in &mut batch.instances {
         instance.release();
     }
-    let requests: Vec<u64> = batch.instances.iter().map(|instance| instance.request_ns).collect();
-    let mut reports = Vec::new();
+    requests.extend(batch.instances.iter().map(|instance| instance.request_ns));
+    let mut last = Vec::new();
     while let Some(instance) = batch.instances.pop_front() {
-        reports.push(instance.report());
+        last.push(instance.report());
     }
     interrupt.check()?;
-    let reports: Vec<StartReport> = reports.into_iter().collect::<Result<_, _>>()?;
+    for report in last {
+        reports.push(report?);
+    }
     let ends = requests.iter().zip(&reports).map(|(begin, report)| begin + report.times.total_ns);
     let burst_ns = ends.max().zip(requests.first()).map(|(end, begin)| end - begin);
     Ok(Reports { reports, burst_ns: burst_ns.unwrap_or_default(), held })

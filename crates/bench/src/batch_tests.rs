@@ -42,7 +42,7 @@ fn batch(script: &str, preloaded: bool, count: u32) -> Result<Vec<StartReport>, 
     let mut held = 0;
     let hold = || held += 1;
     let player = player(&program, directory.path(), "pass:x=1", preloaded);
-    let result = run(&[player], count, Vec::new(), &interrupt, hold);
+    let result = run(&[player], count, count, Vec::new(), &interrupt, hold);
     assert!(interrupt.state.lock().running.is_empty());
     assert_eq!(held, 1);
     result.map(|batch| batch.reports)
@@ -80,9 +80,41 @@ fn no_player_checks_memory_before_all_have_touched_their_last_page() {
     let interrupt = Interrupt::catch().unwrap();
     let held = || (files("held"), files("checked"));
     let player = player(&program, directory.path(), "p", false);
-    let Reports { reports, held, .. } = run(&[player], 3, Vec::new(), &interrupt, held).unwrap();
+    let Reports { reports, held, .. } = run(&[player], 3, 3, Vec::new(), &interrupt, held).unwrap();
     assert_eq!((reports.len(), held), (3, (3, 0)));
     assert_eq!(files("checked"), 3);
+}
+
+#[test]
+fn players_beyond_the_limit_wait_for_earlier_ones() {
+    let _alone = one_at_a_time();
+    let directory = snapshot();
+    // A process leaves a file for as long as it runs.
+    let report = script_that_prints(REPORT);
+    let script = format!(
+        "f=$(mktemp $2/runs-XXXXXX); ls $2/runs-* | wc -l >> $2/together; echo \"$ORDER\" >> $2/orders\n\
+         echo held; cat > /dev/null; rm $f\n{report}"
+    );
+    let program = monitor_program(directory.path(), &script);
+    let interrupt = Interrupt::catch().unwrap();
+    let player = player(&program, directory.path(), "p", false);
+    let ran = run(&[player], 5, 2, Vec::new(), &interrupt, || ()).unwrap();
+    assert_eq!(ran.reports.len(), 5);
+    let lines = |name: &str| -> Vec<String> {
+        let text = fs::read_to_string(directory.path().join(name)).unwrap();
+        text.lines().map(ToOwned::to_owned).collect()
+    };
+    assert!(lines("together").iter().all(|together| together == "1" || together == "2"));
+    let orders = lines("orders");
+    let unchecked = orders.iter().filter(|order| order.contains("\"unchecked\":true")).count();
+    assert_eq!((orders.len(), unchecked), (5, 3), "the last two check all their memory");
+    let request = |order: &String| -> u64 {
+        let (_, rest) = order.split_once("\"request_ns\":").unwrap();
+        rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
+    };
+    let requests: Vec<u64> = orders.iter().map(request).collect();
+    let last = requests.iter().max().unwrap();
+    assert_eq!(requests.iter().filter(|request| *request == last).count(), 3, "{requests:?}");
 }
 
 #[test]
@@ -113,6 +145,6 @@ fn one_failure_fails_the_batch() {
     assert!(error_chain(&error).contains("not valid"), "{}", error_chain(&error));
     let interrupt = Interrupt::catch().unwrap();
     let missing = player(Path::new("/no/firn"), Path::new("/"), "p", false);
-    let missing = run(&[missing], 1, Vec::new(), &interrupt, || ());
+    let missing = run(&[missing], 1, 1, Vec::new(), &interrupt, || ());
     assert!(matches!(missing, Err(BatchError::Start { .. })));
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use firn_base::PAGE_SIZE;
-use firn_memory::page_cache::{Residency, evict, preload, preload_small, stored_residency};
+use firn_memory::page_cache::{Residency, evict, preload, preload_small, stored_residency, touch};
 use firn_snapshot::PackedFile;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -133,7 +133,10 @@ impl SnapshotFiles {
                 }
                 Cache::Cached => fill(path, file)?,
                 Cache::CachedSmall => fill_small(path, file)?,
-                Cache::Unused => {}
+                Cache::Unused => continue,
+            }
+            if cache != Cache::Cold {
+                even_out(path, file)?;
             }
         }
         let image = self.0.iter().find(|(path, _)| path.ends_with(IMAGE));
@@ -145,6 +148,7 @@ impl SnapshotFiles {
             Cache::Cold | Cache::Cached | Cache::Unused => fill(path, image)?,
         }
         let elapsed = firn_base::ns_since(begun);
+        even_out(path, image)?;
         Ok(evicted.is_cold().then_some(elapsed))
     }
 
@@ -180,6 +184,12 @@ fn fill(path: &Path, file: &File) -> Result<(), CacheError> {
 fn fill_small(path: &Path, file: &File) -> Result<(), CacheError> {
     expect_cold(path, evict(file).map_err(io(path))?)?;
     fill_by(path, file, || preload_small(file).map(|_| ()))
+}
+
+/// Touches every cached page of a file, so that the first planner to map them does not alone pay for
+/// a first touch in a virtual machine.
+fn even_out(path: &Path, file: &File) -> Result<(), CacheError> {
+    touch(file).map(drop).map_err(io(path))
 }
 
 /// Reads until every page is cached. A host may reclaim pages at any time, so several attempts are

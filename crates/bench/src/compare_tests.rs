@@ -159,6 +159,8 @@ fn a_papers_places_are_compared_one_by_one() {
             host,
             unsanitised: false,
             order: 1,
+            settings: crate::paper::Settings::default(),
+            measured: Vec::new(),
             sessions: vec![place("1"), place("8")],
             remarks: Vec::new(),
             budgets: Vec::new(),

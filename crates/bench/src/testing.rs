@@ -157,6 +157,7 @@ pub(crate) fn head(label: Option<&str>, oversubscribed: bool) -> RowHead {
         oversubscribed,
         snapshots: 1,
         recorded_on: None,
+        at_once: None,
         standby_bytes: None,
         ready_bytes: None,
     }

@@ -425,6 +425,7 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
         runs: 3,
         warm_up: 0,
         concurrency: 2,
+        replicas: None,
         caches: vec![Cache::Cached],
         faults: false,
         warm: false,

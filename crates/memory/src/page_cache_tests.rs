@@ -36,6 +36,7 @@ fn pages_are_read_one_by_one() {
     file.write_all(&vec![1; (1 << 20) + 100]).unwrap();
     evict(&file).unwrap();
     assert_eq!(preload_small(&file).unwrap(), (1 << 20) + 100);
+    assert_eq!(touch(&file).unwrap(), (1 << 20) + 100);
     assert!(stored_residency(&file).unwrap().is_cached());
 }
 

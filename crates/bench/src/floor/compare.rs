@@ -190,6 +190,7 @@ impl FloorComparison {
                 jail,
             }],
             1,
+            1,
             Vec::new(),
             interrupt,
             || (),

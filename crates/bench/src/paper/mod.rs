@@ -6,6 +6,7 @@
 
 mod experiments;
 mod outcome;
+mod page;
 mod picture;
 mod programs;
 mod replays;
@@ -24,7 +25,8 @@ use firn_run::cgroup::CgroupError;
 use firn_snapshot::{OpenError, Snapshot};
 
 pub use experiments::EXPERIMENTS;
-pub use outcome::{Outcome, Place, Priced};
+pub use outcome::{Outcome, Place, Priced, Settings};
+pub use page::{PageError, fill as fill_page};
 pub use programs::{Programs, ProgramsError};
 pub use replays::{Quantity, Replays, Shape, Storage};
 pub use table::{Experiment, FindError, Verdict, Way, document, find, help, listing};
@@ -100,6 +102,9 @@ impl PaperConfig {
     /// Runs a part of an experiment, one trace after the other. A planner that this host cannot
     /// run, or that fails, is left out of the results, with the reason.
     ///
+    /// `earlier` are results of the files in [`Experiment::sources`]. The first that has the same
+    /// settings, host and build is continued. `save` gets the results after each trace.
+    ///
     /// # Errors
     ///
     /// [`PaperError`].
@@ -107,9 +112,16 @@ impl PaperConfig {
         &self,
         experiment: &Experiment,
         replays: &Replays,
+        earlier: Vec<Outcome>,
         harness: &Harness<'_>,
+        save: impl FnMut(&Outcome),
     ) -> Result<Outcome, PaperError> {
-        Runner { config: self, experiment, replays, harness }.run()
+        Runner { config: self, experiment, replays, harness }.run(earlier, save)
+    }
+
+    fn settings(&self) -> Settings {
+        let most = Some(self.most).filter(|most| *most != u32::MAX);
+        Settings { runs: self.runs, most, pool: self.pool.is_some() }
     }
 
     /// The numbers of microVMs at once that are measured: all but those above the limit, or the
@@ -135,8 +147,18 @@ struct Group<'a> {
     unsanitised: bool,
 }
 
+impl Group<'_> {
+    fn name(&self) -> String {
+        format!("{} by {}", self.trace, self.planners.join(" "))
+    }
+}
+
 impl Runner<'_> {
-    fn run(&self) -> Result<Outcome, PaperError> {
+    fn run(
+        &self,
+        earlier: Vec<Outcome>,
+        mut save: impl FnMut(&Outcome),
+    ) -> Result<Outcome, PaperError> {
         let Experiment { source, title, .. } = *self.experiment;
         let Replays { quantity, unsanitised, remarks, .. } = *self.replays;
         let mut left_out = BTreeMap::new();
@@ -162,6 +184,8 @@ impl Runner<'_> {
             quantity,
             remarks: remarks.iter().map(|remark| (*remark).to_owned()).collect(),
             host: Host::of(&std::env::temp_dir())?,
+            settings: self.config.settings(),
+            measured: Vec::new(),
             unsanitised,
             order: fastrand::u32(..).into(),
             sessions: Vec::new(),
@@ -170,16 +194,23 @@ impl Runner<'_> {
             programs: Vec::new(),
             left_out,
         };
+        if let Some(earlier) = earlier.into_iter().find(|earlier| earlier.continues_as(&outcome)) {
+            outcome.continue_from(earlier);
+        }
         let (sanitising, others): (Vec<_>, Vec<_>) =
             planners.into_iter().partition(|planner| !unsanitised || sanitises(planner));
         let given: Vec<&str> = self.config.traces.iter().map(String::as_str).collect();
         let traces = if given.is_empty() { self.replays.traces } else { &given };
         for trace in traces {
             for (planners, unsanitised) in [(&others, unsanitised), (&sanitising, false)] {
-                if !planners.is_empty() {
-                    let planners = planners.clone();
-                    self.measure(&Group { trace, planners, unsanitised }, &mut outcome)?;
+                let planners = planners.clone();
+                let group = Group { trace, planners, unsanitised };
+                if group.planners.is_empty() || outcome.measured.contains(&group.name()) {
+                    continue;
                 }
+                self.measure(&group, &mut outcome)?;
+                outcome.measured.push(group.name());
+                save(&outcome);
             }
         }
         if quantity == Quantity::Price {
@@ -301,6 +332,7 @@ impl Runner<'_> {
                 runs: self.config.runs,
                 warm_up: 0,
                 concurrency,
+                replicas: prepared.room,
                 caches: vec![self.replays.cache],
                 standby: false,
                 open_loop: 0,

@@ -37,6 +37,12 @@ pub struct Outcome {
     /// The seed of the random order in which the planners had their turns.
     #[serde(default)]
     pub order: u64,
+    /// How much was measured.
+    #[serde(default)]
+    pub settings: Settings,
+    /// The traces that are complete, with their planners.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub measured: Vec<String>,
     /// What differs from the paper in this experiment alone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub remarks: Vec<String>,
@@ -53,6 +59,18 @@ pub struct Outcome {
     pub programs: Vec<Programs>,
     /// The planners that were not measured, with the reasons.
     pub left_out: BTreeMap<String, String>,
+}
+
+/// How much an experiment measures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Runs of each planner on each trace.
+    pub runs: u32,
+    /// The largest number of microVMs at once, if it is limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub most: Option<u32>,
+    /// Whether there is a pool for the planners that map snapshots from one.
+    pub pool: bool,
 }
 
 /// The costs of a budget's microVMs with one price of the pool's medium.
@@ -80,6 +98,25 @@ pub struct Place {
 }
 
 impl Outcome {
+    /// Whether `new`, in which nothing is measured yet, may go on with these results: they have the
+    /// same settings, and were measured by the same build on the same host. The medium differs
+    /// where the experiment makes it.
+    pub(super) fn continues_as(&self, new: &Self) -> bool {
+        let host = |outcome: &Self| Host { medium: String::new(), ..outcome.host.clone() };
+        (self.version, self.settings, host(self)) == (new.version, new.settings, host(new))
+    }
+
+    /// Takes over what an earlier run measured.
+    pub(super) fn continue_from(&mut self, earlier: Self) {
+        self.host = earlier.host;
+        self.order = earlier.order;
+        self.measured = earlier.measured;
+        self.sessions = earlier.sessions;
+        self.budgets = earlier.budgets;
+        self.programs = earlier.programs;
+        self.left_out.extend(earlier.left_out);
+    }
+
     /// Adds a place without results, if it has none.
     pub(super) fn add_place(&mut self, name: &str) {
         if self.sessions.iter().all(|session| session.name != name) {

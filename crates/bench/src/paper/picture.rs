@@ -192,7 +192,7 @@ impl Outcome {
 }
 
 /// Names in the order of their first occurrence.
-fn names<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+pub(super) fn names<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let mut names = Vec::new();
     for name in all {
         if !names.contains(&name) {

@@ -7,7 +7,7 @@ use crate::thaw::Row;
 use crate::tier::Throttle;
 
 /// An experiment in which planners thaw players that replay traces.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replays {
     /// The part of the experiment, where it has several: its files are `NAME-PART`. Empty for the
     /// first one.
@@ -54,10 +54,20 @@ impl Replays {
         quantity: Quantity::Total,
         remarks: &[],
     };
+
+    /// Whether another part measures the same, and shows a different quantity of it.
+    pub(super) fn measures_as(&self, other: &Self) -> bool {
+        let Self { part, quantity, remarks, .. } = *self;
+        let touches = [self, other].map(|replays| replays.quantity.times_touches());
+        let programs = [self, other].map(|replays| replays.quantity == Quantity::Programs);
+        touches[0] == touches[1]
+            && programs[0] == programs[1]
+            && Self { part, quantity, remarks, ..*other } == *self
+    }
 }
 
 /// How an experiment runs.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// With these numbers of microVMs at once, one after the other.
     Concurrency(&'static [u32]),
@@ -71,7 +81,7 @@ pub enum Shape {
 }
 
 /// An emulated disk.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Storage {
     /// Its name.
     pub name: &'static str,

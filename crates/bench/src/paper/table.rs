@@ -147,6 +147,21 @@ impl Experiment {
         }
     }
 
+    /// The names of the files with results that a part can be made of: its own first, then those of
+    /// parts that measure the same.
+    #[must_use]
+    pub fn sources(&self, part: &Replays) -> Vec<String> {
+        let own = self.file(part);
+        let mut files = Vec::new();
+        for other in &EXPERIMENTS {
+            let Way::Replays(parts) = other.way else { continue };
+            let same = parts.iter().filter(|other| other.measures_as(part));
+            files.extend(same.map(|part| other.file(part)).filter(|file| *file != own));
+        }
+        files.insert(0, own);
+        files
+    }
+
     /// The last column of the document's table: what was measured, or why nothing was.
     fn remark(&self) -> String {
         match self.way {

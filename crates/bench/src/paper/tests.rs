@@ -6,7 +6,7 @@ use crate::cgroup::GroupUsage;
 use crate::testing::{sample, well_formed};
 use crate::traces::load;
 
-fn outcome(quantity: Quantity, places: &[&str]) -> Outcome {
+pub(super) fn outcome(quantity: Quantity, places: &[&str]) -> Outcome {
     let results = || {
         let mut results = sample("firecracker:readahead=on", "json-a", false);
         results.results.extend(sample("pass", "json-a", false).results);
@@ -21,6 +21,8 @@ fn outcome(quantity: Quantity, places: &[&str]) -> Outcome {
         host: results().host,
         unsanitised: false,
         order: 1,
+        settings: Settings::default(),
+        measured: Vec::new(),
         remarks: vec!["A remark.".to_owned()],
         sessions: Vec::new(),
         budgets: Vec::new(),
@@ -138,6 +140,44 @@ fn the_page_of_results_has_the_table() {
         "docs/results/README.md needs this text:\n\n{}",
         document()
     );
+}
+
+#[test]
+fn results_of_the_same_settings_host_and_build_are_continued() {
+    let mut old = outcome(Quantity::Dram, &["1"]);
+    old.settings = Settings { runs: 3, most: None, pool: true };
+    old.host.medium = "a loop device".to_owned();
+    old.order = 7;
+    old.measured = vec!["json-a by pass".to_owned()];
+    let mut new = Outcome { sessions: Vec::new(), order: 8, ..outcome(Quantity::Total, &[]) };
+    new.settings = old.settings;
+    assert!(old.continues_as(&new));
+    new.continue_from(old.clone());
+    assert_eq!((&new.measured, &new.sessions), (&old.measured, &old.sessions));
+    assert_eq!((new.quantity, new.order, &new.host), (Quantity::Total, 7, &old.host));
+    for other in [
+        Settings { runs: 4, ..old.settings },
+        Settings { most: Some(2), ..old.settings },
+        Settings { pool: false, ..old.settings },
+    ] {
+        assert!(!old.continues_as(&Outcome { settings: other, ..new.clone() }), "{other:?}");
+    }
+    let mut built = new.clone();
+    built.host.commit = "another".to_owned();
+    assert!(!old.continues_as(&built));
+}
+
+#[test]
+fn experiments_that_measure_the_same_share_their_results() {
+    let sources = |name: &str| -> Vec<String> {
+        let (experiment, part) = replays().find(|(e, _)| e.name == name).unwrap();
+        experiment.sources(part)
+    };
+    assert_eq!(sources("snapbpf-figure-3c"), ["snapbpf-figure-3c", "snapbpf-figure-3b"]);
+    assert_eq!(sources("pass-figure-14"), ["pass-figure-14", "pass-cost"]);
+    // Its guests time their touches, and those of the others do not.
+    assert_eq!(sources("pass-table-5"), ["pass-table-5"]);
+    assert_eq!(sources("faasnap-figure-10"), ["faasnap-figure-10"]);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! The tables of the experiments, in Markdown.
 
+use std::fmt;
+
 use firn_base::format_bytes;
 use firn_player::format::{FIRST_TIME_NS, time_class};
 
@@ -10,57 +12,100 @@ use crate::stats::Summary;
 use crate::text::{markdown, number, with_interval};
 use crate::thaw::{Noise, Row};
 
-/// A column of a table of rows: its head, and its text for a row at a place.
-type Column = (&'static str, fn(&Place, &Row) -> String);
+/// A column of a table of rows: its head, and its cell for a row at a place.
+pub(super) type Column = (&'static str, fn(&Place, &Row) -> Cell);
+
+/// A cell of a table of rows.
+pub(super) enum Cell {
+    Text(String),
+    /// A time, ms, and whether it includes waiting for a processor.
+    Time(Summary, bool),
+    Bytes(u64),
+    Count(f64),
+    /// The row has no such quantity.
+    Empty,
+}
+
+impl Cell {
+    fn time(summary: Option<Summary>) -> Self {
+        summary.map_or(Self::Empty, |summary| Self::Time(summary, false))
+    }
+
+    fn bytes(bytes: Option<u64>) -> Self {
+        bytes.map_or(Self::Empty, Self::Bytes)
+    }
+
+    /// Its number, if it is one.
+    pub(super) fn value(&self) -> Option<f64> {
+        match self {
+            Self::Text(_) | Self::Empty => None,
+            Self::Time(summary, _) => Some(summary.median),
+            Self::Bytes(bytes) => Some(*bytes as f64),
+            Self::Count(count) => Some(*count),
+        }
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => f.write_str(text),
+            Self::Time(summary, waits) => {
+                write!(f, "{}{}", with_interval(summary), if *waits { "*" } else { "" })
+            }
+            Self::Bytes(bytes) => f.write_str(&format_bytes(*bytes)),
+            Self::Count(count) => f.write_str(&number(*count)),
+            Self::Empty => Ok(()),
+        }
+    }
+}
 
 const COMMON: [Column; 3] = [
-    ("trace", |_, row| row.trace.clone()),
-    ("place", |place, _| place.name.clone()),
-    ("planner", |_, row| row.planner.clone()),
+    ("trace", |_, row| Cell::Text(row.trace.clone())),
+    ("place", |place, _| Cell::Text(place.name.clone())),
+    ("planner", |_, row| Cell::Text(planner(row))),
 ];
-const TOTAL: Column = ("total, ms", |_, row| {
-    let mark = if row.oversubscribed { "*" } else { "" };
-    format!("{}{mark}", with_interval(&row.total_ms))
-});
-const FAULTS: Column = ("in page faults, ms", |_, row| optional(row.fault_ms));
-const READ_BY_FAULTS: Column =
-    ("read by faults", |_, row| row.fault_read_bytes.map_or(String::new(), format_bytes));
+const TOTAL: Column = ("total, ms", |_, row| Cell::Time(row.total_ms, row.oversubscribed));
+const FAULTS: Column = ("in page faults, ms", |_, row| Cell::time(row.fault_ms));
+const READ_BY_FAULTS: Column = ("read by faults", |_, row| Cell::bytes(row.fault_read_bytes));
 /// From this time on FaaSnap's paper calls faults those that read from disk (3.3), ns. The kernel's
 /// count of major faults misses those that KVM leaves to a kernel worker.
 const SLOW_NS: u64 = 32_000;
 const SLOW: Column = ("touches of 32 µs and more", |_, row| {
     let slow = row.touch_times.get(time_class(SLOW_NS, FIRST_TIME_NS)..).unwrap_or_default();
-    number(slow.iter().sum())
+    Cell::Count(slow.iter().sum())
 });
-const KVM_FAULTS: Column = ("KVM faults", |_, row| row.kvm_page_faults.to_string());
+const KVM_FAULTS: Column = ("KVM faults", |_, row| Cell::Count(row.kvm_page_faults as f64));
 const OTHERS: [Column; 6] = [
-    ("p95", |_, row| number(row.total_ms.p95)),
+    ("p95", |_, row| Cell::Count(row.total_ms.p95)),
     FAULTS,
-    ("DRAM of a run", |_, row| format_bytes(row.batch_dram_bytes)),
-    ("private", |_, row| format_bytes(row.private_bytes)),
-    ("read", |_, row| format_bytes(row.read_bytes)),
+    ("DRAM of a run", |_, row| Cell::Bytes(row.batch_dram_bytes)),
+    ("private", |_, row| Cell::Bytes(row.private_bytes)),
+    ("read", |_, row| Cell::Bytes(row.read_bytes)),
     KVM_FAULTS,
 ];
 const PARTS: [Column; 3] = [
-    ("setup, ms", |_, row| with_interval(&row.start_to_resume_ms)),
-    ("invocation, ms", |_, row| with_interval(&row.resume_to_last_page_ms)),
-    ("warm, ms", |_, row| optional(row.warm_ms)),
+    ("setup, ms", |_, row| Cell::Time(row.start_to_resume_ms, false)),
+    ("invocation, ms", |_, row| Cell::Time(row.resume_to_last_page_ms, false)),
+    ("warm, ms", |_, row| Cell::time(row.warm_ms)),
 ];
 const FETCH: [Column; 6] = [
     FAULTS,
-    ("fetch, ms", |_, row| optional(row.fetch_ms)),
-    ("fetched", |_, row| row.fetch_bytes.map_or(String::new(), format_bytes)),
+    ("fetch, ms", |_, row| Cell::time(row.fetch_ms)),
+    ("fetched", |_, row| Cell::bytes(row.fetch_bytes)),
     READ_BY_FAULTS,
     SLOW,
     KVM_FAULTS,
 ];
 const SPEED_UP: [Column; 2] = [
-    ("speed-up", |place, row| Outcome::speed_up(place, row).map_or(String::new(), number)),
+    ("speed-up", |place, row| Outcome::speed_up(place, row).map_or(Cell::Empty, Cell::Count)),
     READ_BY_FAULTS,
 ];
 
-fn optional(summary: Option<Summary>) -> String {
-    summary.map_or(String::new(), |summary| with_interval(&summary))
+/// A row's planner, and how many of its microVMs ran together if others waited.
+fn planner(row: &Row) -> String {
+    let waiting = row.at_once.map_or(String::new(), |at_once| format!(", {at_once} at once"));
+    format!("{}{waiting}", row.planner)
 }
 
 /// The columns for a quantity.
@@ -115,22 +160,27 @@ impl Outcome {
         text
     }
 
-    fn rows(&self) -> impl Iterator<Item = (&Place, &Row)> {
+    pub(super) fn rows(&self) -> impl Iterator<Item = (&Place, &Row)> {
         self.sessions.iter().flat_map(|place| place.rows.iter().map(move |row| (place, row)))
     }
 
-    fn sessions_markdown(&self) -> String {
+    /// The columns of the table of rows.
+    pub(super) fn columns(&self) -> Vec<Column> {
         let warm = self.rows().any(|(_, row)| row.warm_ms.is_some());
-        let columns = columns(self.quantity, warm);
+        columns(self.quantity, warm)
+    }
+
+    fn sessions_markdown(&self) -> String {
+        let columns = self.columns();
         let head: Vec<&str> = columns.iter().map(|(head, _)| *head).collect();
         let rows = self.rows().map(|(place, row)| {
-            columns.iter().map(|(_, text)| text(place, row)).collect::<Vec<_>>()
+            columns.iter().map(|(_, cell)| cell(place, row).to_string()).collect::<Vec<_>>()
         });
         markdown(&head, &rows.collect::<Vec<_>>())
     }
 
     /// The touches of a microVM by their time.
-    fn histogram_markdown(&self) -> Option<String> {
+    pub(super) fn histogram_markdown(&self) -> Option<String> {
         if self.quantity != Quantity::FaultTimes {
             return None;
         }
@@ -148,7 +198,7 @@ impl Outcome {
         Some(markdown(&head, &lines.collect::<Vec<_>>()))
     }
 
-    fn programs_markdown(&self) -> Option<String> {
+    pub(super) fn programs_markdown(&self) -> Option<String> {
         let head = [
             "trace",
             "ranges",

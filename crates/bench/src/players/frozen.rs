@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use firn_memory::planners::parse;
+use firn_memory::planners::{Store, parse};
 use firn_pool::{Client, ClientError};
 
 use crate::cache::{CacheError, SnapshotFiles};
@@ -33,6 +33,11 @@ impl Subject {
     /// Whether its plans depend on the profile.
     pub(crate) fn learns(&self) -> bool {
         parse(&self.planner).is_ok_and(|planner| planner.learns())
+    }
+
+    /// Whether each of its microVMs runs in a replica of its own.
+    pub(crate) fn replicates(&self) -> bool {
+        parse(&self.planner).is_ok_and(|planner| planner.store() == Store::Replica)
     }
 }
 

@@ -146,6 +146,8 @@ pub(crate) struct Prepared {
     pub(crate) players: Vec<FrozenPlayer>,
     pub(crate) subjects: Vec<Subject>,
     pub(crate) left_out: Vec<LeftOut>,
+    /// How many replicas of any of the players fit into the pool; `None` without one.
+    pub(crate) room: Option<u32>,
     pub(crate) host: Host,
     /// Contains the snapshots, and is removed on drop.
     _directory: TempDir,
@@ -214,21 +216,19 @@ impl PlayersConfig {
             );
         }
         let (mut subjects, mut left_out) = selection::subjects(&list, &players, pool.as_deref())?;
+        let room = match pool {
+            Some(pool) => pool.room_for_any(&players)?,
+            None => None,
+        };
         if self.planners.iter().any(|planner| planner == "all") {
             if self.unsanitised {
                 selection::leave_out_sanitising(&mut subjects, &mut left_out);
             }
-            if let Some(pool) = pool {
-                selection::leave_out_without_room(
-                    &mut subjects,
-                    &mut left_out,
-                    &players,
-                    pool,
-                    microvms,
-                )?;
+            if let Some(room) = room {
+                selection::leave_out_without_room(&mut subjects, &mut left_out, room, microvms);
             }
         }
-        Ok(Prepared { players, subjects, left_out, host, _directory: directory })
+        Ok(Prepared { players, subjects, left_out, room, host, _directory: directory })
     }
 
     /// Freezes a player into each place, each with content of its own. One freeze uses one

@@ -6,7 +6,7 @@ use firn_memory::Leaf;
 use firn_memory::planners::{ExtentFacts, ImageFacts};
 use firn_pool::{Client, ClientError, ListedExtent, MediumFacts, Role};
 
-use super::frozen::PooledPlayer;
+use super::frozen::{FrozenPlayer, PooledPlayer};
 use crate::progress::Progress;
 
 /// A connection to a pool's manager, and the players that were frozen into the pool. They are
@@ -93,6 +93,16 @@ impl<'a> PoolPlayers<'a> {
         let pieces = listing.free.iter().map(|piece| piece.len);
         let pieces = pieces.chain(prepared.map(|listed| listed.extent.len));
         Ok(pieces.filter_map(|piece| piece.checked_div(len)).sum())
+    }
+
+    /// How many replicas of any of these players fit into the pool; `None` if none of them is in it.
+    pub(crate) fn room_for_any(
+        &mut self,
+        players: &[FrozenPlayer],
+    ) -> Result<Option<u32>, ClientError> {
+        let pooled = players.iter().filter_map(|player| player.pooled.as_ref());
+        let rooms = pooled.map(|player| self.room(player)).collect::<Result<Vec<_>, _>>()?;
+        Ok(rooms.into_iter().min().map(|room| u32::try_from(room).unwrap_or(u32::MAX)))
     }
 
     /// What planners know of an image of `len` bytes in this pool.

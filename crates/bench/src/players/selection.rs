@@ -156,24 +156,15 @@ pub(super) fn leave_out_sanitising(subjects: &mut Vec<Subject>, left_out: &mut V
 pub(super) fn leave_out_without_room(
     subjects: &mut Vec<Subject>,
     left_out: &mut Vec<LeftOut>,
-    players: &[FrozenPlayer],
-    pool: &mut PoolPlayers<'_>,
+    room: u32,
     microvms: u32,
-) -> Result<(), PlayersError> {
-    for pooled in players.iter().filter_map(|player| player.pooled.as_ref()) {
-        let room = pool.room(pooled)?;
-        if room >= u64::from(microvms) {
-            continue;
-        }
-        let reason = format!(
-            "the pool has room for {room} replicas, and {microvms} microVMs start together"
-        );
-        let replicas = |subject: &mut Subject| {
-            parse(&subject.planner).is_ok_and(|planner| planner.store() == Store::Replica)
-        };
-        for Subject { planner, .. } in subjects.extract_if(.., replicas) {
-            left_out.push(LeftOut { planner, reason: reason.clone() });
-        }
+) {
+    if room >= microvms {
+        return;
     }
-    Ok(())
+    let reason =
+        format!("the pool has room for {room} replicas, and {microvms} microVMs start together");
+    for Subject { planner, .. } in subjects.extract_if(.., |subject| subject.replicates()) {
+        left_out.push(LeftOut { planner, reason: reason.clone() });
+    }
 }

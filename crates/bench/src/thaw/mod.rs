@@ -147,6 +147,7 @@ impl ThawConfig {
             runs: self.runs,
             warm_up: self.warm_up,
             concurrency: self.concurrency,
+            replicas: None,
             caches,
             faults: false,
             standby: self.standby,

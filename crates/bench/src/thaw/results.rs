@@ -77,6 +77,10 @@ pub struct Row {
     /// take turns with.
     #[serde(default = "one")]
     pub snapshots: u32,
+    /// MicroVMs that ran together where that is fewer: the pool had no room for more replicas, so
+    /// each of the others waited until an earlier one had ended. Their times contain the wait.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_once: Option<u32>,
     /// The input that the planner's profile was recorded on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recorded_on: Option<String>,
@@ -270,6 +274,7 @@ pub(crate) struct RowHead {
     pub(crate) cache: Cache,
     pub(crate) oversubscribed: bool,
     pub(crate) snapshots: u32,
+    pub(crate) at_once: Option<u32>,
     pub(crate) recorded_on: Option<String>,
     pub(crate) standby_bytes: Option<u64>,
     pub(crate) ready_bytes: Option<u64>,
@@ -337,6 +342,7 @@ impl Row {
             cache,
             oversubscribed,
             snapshots,
+            at_once,
             recorded_on,
             standby_bytes,
             ready_bytes,
@@ -347,6 +353,7 @@ impl Row {
             trace,
             concurrency,
             snapshots,
+            at_once,
             recorded_on,
             cache,
             standby_hits,

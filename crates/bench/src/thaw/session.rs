@@ -41,6 +41,9 @@ pub struct Session {
     pub warm_up: u32,
     /// MicroVMs that start together in a run.
     pub concurrency: u32,
+    /// At most this number of a run's microVMs are in replicas at once, and the others wait; `None`
+    /// has no limit.
+    pub replicas: Option<u32>,
     /// States of the page cache before each run, measured one after the other. Planners that map
     /// from a pool use no page cache, and are measured with the first state only.
     pub caches: Vec<Cache>,
@@ -267,10 +270,17 @@ impl Session {
             cache: cache_of(subject, cache),
             oversubscribed: u64::from(self.concurrency) > host.cpus,
             snapshots: self.snapshots_of(player),
+            at_once: Some(self.at_once(subject)).filter(|at_once| *at_once < self.concurrency),
             recorded_on: player.recorded_on.clone().filter(|_| subject.learns()),
             standby_bytes: None,
             ready_bytes: None,
         }
+    }
+
+    /// MicroVMs of a batch that run together. The others wait.
+    fn at_once(&self, subject: &Subject) -> u32 {
+        let limit = self.replicas.filter(|_| subject.replicates());
+        limit.map_or(self.concurrency, |limit| limit.clamp(1, self.concurrency.max(1)))
     }
 
     /// The number of snapshots that the microVMs of a batch are thawed from.
@@ -455,9 +465,13 @@ impl Session {
                 source: Box::new(source),
             })?;
         let Reports { reports, burst_ns, held: (kvm_table_bytes, cached_bytes, free) } =
-            batch::run(&batch, self.concurrency, prepared, interrupt, held).map_err(|source| {
-                SessionError::Batch { planner: planner.clone(), trace: trace.clone(), run, source }
-            })?;
+            batch::run(&batch, self.concurrency, self.at_once(subject), prepared, interrupt, held)
+                .map_err(|source| SessionError::Batch {
+                    planner: planner.clone(),
+                    trace: trace.clone(),
+                    run,
+                    source,
+                })?;
         let cached_bytes = cached_bytes.map_err(cache)?;
         let settle_ns = player.settle()?.filter(|_| subject.in_pool);
         let unread = |source| cache(CacheError::Io { path: player.snapshot.clone(), source });

@@ -44,6 +44,7 @@ fn session(directory: &std::path::Path, planners: &[&str], runs: u32, script: &s
         runs,
         warm_up: 0,
         concurrency: 1,
+        replicas: None,
         caches: vec![Cache::Cached],
         faults: false,
         warm: false,

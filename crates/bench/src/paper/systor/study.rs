@@ -152,6 +152,7 @@ impl Study<'_> {
             runs: self.config.runs,
             warm_up: 0,
             concurrency: microvms,
+            replicas: None,
             caches: Vec::new(),
             standby: false,
             open_loop: 0,

@@ -6,10 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Args;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
-use firn_bench::paper::systor::{
-    SystorConfig, SystorExperiment, SystorOutcome, TierName, systor_experiments,
-};
+use firn_bench::paper::systor::{SystorConfig, SystorExperiment, TierName, systor_experiments};
 use firn_bench::paper::{Experiment, FindError, PaperConfig, Replays, Way, find, help, listing};
 use firn_bench::tier::TierList;
 use firn_bench::{Harness, ResultFile};
@@ -35,8 +34,9 @@ have content, except in the guests of faasnap.
 The experiments of SYSTOR '22 (`systor` names all of them) measure cold and warm invocations on tiers: dram is real, nvme and
 ssd are emulated by a loop device with limits, dcpm (persistent memory) and cxl are modelled. They need root, losetup and
 mkfs.ext4, and so does faasnap-figure-11. A tier or cell that fails or does not fit into memory is left out, with the reason.
-Results are written after each function. What an experiment of the same build has measured into the directory is not measured
-again, so an interrupted command goes on where it was when it is repeated.";
+
+Results are written after each function. What the same build has measured into the directory with the same options is not
+measured again, so an interrupted command goes on where it was when it is repeated.";
 
 /// The end of the help text.
 fn after_help() -> String {
@@ -122,9 +122,13 @@ fn run_part(
     part: &Replays,
     harness: &Harness<'_>,
 ) -> anyhow::Result<()> {
-    let outcome = config.run(experiment, part, harness)?;
+    let out = &arguments.out;
+    let earlier = known(out, experiment.sources(part))?;
+    let name = experiment.file(part);
+    let outcome =
+        config.run(experiment, part, earlier, harness, |so_far| save(out, &name, so_far))?;
     let (picture, table) = (outcome.draw(), outcome.markdown());
-    write(&arguments.out, &experiment.file(part), &outcome, &picture, &table)?;
+    write(out, &name, &outcome, &picture, &table)?;
     output::line(&table);
     Ok(())
 }
@@ -144,26 +148,32 @@ fn run_systor(
         tiers: tiers.collect::<Result<_, _>>()?,
     };
     let (out, name) = (&arguments.out, experiment.name);
-    let partial = out.join(format!("{name}.json"));
-    let outcome = config.run(experiment, &known(out)?, harness, |so_far| {
-        // A file that cannot be written is an error at the end, with all results.
-        let saved = ResultFile::prepare(&partial);
-        let _ = saved.and_then(|file| file.write_json(so_far));
-    })?;
+    let earlier = known(out, systor_experiments().map(|experiment| experiment.name.to_owned()))?;
+    let outcome = config.run(experiment, &earlier, harness, |so_far| save(out, name, so_far))?;
     let (picture, table) = (outcome.draw(), outcome.markdown());
     write(out, name, &outcome, &picture, &table)?;
     output::line(&table);
     Ok(())
 }
 
-/// The results of SYSTOR '22 in a directory. A file of an earlier firn that does not fit is not
+/// Writes what has been measured so far. A file that cannot be written is an error at the end, with
+/// all results.
+fn save(out: &Path, name: &str, so_far: &impl Serialize) {
+    let saved = ResultFile::prepare(&out.join(format!("{name}.json")));
+    let _ = saved.and_then(|file| file.write_json(so_far));
+}
+
+/// The results of experiments in a directory. A file of an earlier firn that does not fit is not
 /// used.
-fn known(out: &Path) -> anyhow::Result<Vec<SystorOutcome>> {
+fn known<T: DeserializeOwned>(
+    out: &Path,
+    names: impl IntoIterator<Item = String>,
+) -> anyhow::Result<Vec<T>> {
     let mut known = Vec::new();
-    for experiment in systor_experiments() {
-        let path = out.join(format!("{}.json", experiment.name));
+    for name in names {
+        let path = out.join(format!("{name}.json"));
         match fs::read_to_string(&path) {
-            Ok(text) => known.extend(serde_json::from_str::<SystorOutcome>(&text).ok()),
+            Ok(text) => known.extend(serde_json::from_str::<T>(&text).ok()),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => {
                 return Err(error).with_context(|| format!("cannot read {}", path.display()));

@@ -1,0 +1,219 @@
+//! The tables of documents that are made of committed results.
+//!
+//! Such a table stands between two lines. The first is `<!-- NAME | COLUMN -->`: the name of an
+//! experiment's file and a column of its table. `<!-- NAME | COLUMN | PLANNER -->` divides each
+//! number by that of a planner, `<!-- NAME | host -->` describes how it was measured, and `<!-- NAME
+//! -->` is the table of an experiment without rows. The last line is `<!-- end -->`.
+
+use thiserror::Error;
+
+use firn_base::format_bytes;
+
+use super::outcome::Outcome;
+use super::picture::names;
+use super::text::Cell;
+use crate::stats::Summary;
+use crate::text::{markdown, number};
+
+const BEGIN: &str = "<!-- ";
+const CLOSE: &str = " -->";
+const END: &str = "<!-- end -->";
+/// The columns of a table that has a row for each budget.
+const CARRIED: &str = "microVMs";
+const TO_CHEAPEST: &str = "to the cheapest";
+
+/// A document has a table that cannot be made.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum PageError<E: std::error::Error + 'static> {
+    /// Its last line is missing.
+    #[error("{0:?} has no {END:?}")]
+    NoEnd(String),
+    /// The results have no such table.
+    #[error("the results have no table {0:?}")]
+    NoTable(String),
+    /// The results cannot be read.
+    #[error("cannot read the results of {name}")]
+    Results {
+        /// The experiment's file.
+        name: String,
+        /// The reason.
+        source: E,
+    },
+}
+
+/// A page of Markdown with all its tables made anew. `read` returns the results of an experiment's
+/// file. Other comments are left as they are.
+///
+/// # Errors
+///
+/// [`PageError`] at the first table that cannot be made.
+pub fn fill<E: std::error::Error + 'static>(
+    page: &str,
+    mut read: impl FnMut(&str) -> Result<Outcome, E>,
+) -> Result<String, PageError<E>> {
+    let mut filled = String::new();
+    let mut lines = page.split_inclusive('\n');
+    while let Some(line) = lines.next() {
+        filled.push_str(line);
+        let comment = line.trim_end().strip_prefix(BEGIN).and_then(|rest| rest.strip_suffix(CLOSE));
+        let Some(comment) = comment.filter(|comment| is_table(comment)) else { continue };
+        let mut parts = comment.split(" | ");
+        let (name, column, base) = (parts.next().unwrap_or_default(), parts.next(), parts.next());
+        let results =
+            read(name).map_err(|source| PageError::Results { name: name.to_owned(), source })?;
+        let text = match column {
+            Some("host") => Some(results.conditions()),
+            Some(column) => results.by_planner(column, base),
+            None => results.without_rows(),
+        };
+        let text = text.ok_or_else(|| PageError::NoTable(comment.to_owned()))?;
+        filled.push_str(&format!("\n{text}\n{END}\n"));
+        if !lines.any(|line| line.trim_end() == END) {
+            return Err(PageError::NoEnd(comment.to_owned()));
+        }
+    }
+    Ok(filled)
+}
+
+/// Whether a comment names an experiment, by its paper.
+fn is_table(comment: &str) -> bool {
+    ["pass-", "faasnap-", "snapbpf-"].iter().any(|paper| comment.starts_with(paper))
+}
+
+/// A cell of a table with a column for each planner.
+struct Entry<'a> {
+    /// What its row begins with.
+    key: Vec<String>,
+    planner: &'a str,
+    cell: Cell,
+}
+
+impl Outcome {
+    /// A table of one column of the results, with a column for each planner. `base` is the planner
+    /// that each number is divided by.
+    fn by_planner(&self, column: &str, base: Option<&str>) -> Option<String> {
+        let (head, entries) = self.entries(column)?;
+        let planners = names(entries.iter().map(|entry| entry.planner));
+        let base = match base {
+            Some(base) => Some(*planners.iter().find(|planner| short(planner, &planners) == base)?),
+            None => None,
+        };
+        let mut keys: Vec<&Vec<String>> = Vec::new();
+        for entry in &entries {
+            if !keys.contains(&&entry.key) {
+                keys.push(&entry.key);
+            }
+        }
+        keys.sort_by(|a, b| a[0].cmp(&b[0]));
+        let find = |key: &Vec<String>, planner: &str| {
+            entries.iter().find(|entry| entry.key == *key && entry.planner == planner)
+        };
+        let ratio = |key: &Vec<String>, planner: &str, base: &str| {
+            let value = |planner| find(key, planner)?.cell.value();
+            Some(value(planner)? / value(base)?)
+        };
+        let mut rows: Vec<Vec<String>> = Vec::new();
+        for key in &keys {
+            let cell = |planner: &&str| match base {
+                Some(base) => ratio(key, planner, base).map_or(String::new(), number),
+                None => find(key, planner).map_or(String::new(), |entry| entry.cell.to_string()),
+            };
+            rows.push(key.iter().cloned().chain(planners.iter().map(cell)).collect());
+        }
+        if let Some(base) = base.filter(|_| keys.len() > 2) {
+            let mean = |planner: &&str| {
+                let ratios: Option<Vec<f64>> =
+                    keys.iter().map(|key| ratio(key, planner, base)).collect();
+                ratios.map_or(String::new(), |ratios| number(geometric_mean(&ratios)))
+            };
+            let mut row = vec![String::new(); head.len()];
+            row[0] = "geometric mean".to_owned();
+            rows.push(row.into_iter().chain(planners.iter().map(mean)).collect());
+        }
+        let short = planners.iter().map(|planner| short(planner, &planners));
+        let head: Vec<&str> = head.into_iter().chain(short).collect();
+        Some(markdown(&head, &rows))
+    }
+
+    /// What the rows of a table begin with, and its other cells.
+    fn entries(&self, column: &str) -> Option<(Vec<&'static str>, Vec<Entry<'_>>)> {
+        match column {
+            CARRIED => {
+                let rows = self.budgets.iter().flat_map(|budget| {
+                    budget.results.iter().map(|row| Entry {
+                        key: vec![row.trace.clone(), format_bytes(budget.memory)],
+                        planner: &row.planner,
+                        cell: Cell::Count(row.carried.microvms.into()),
+                    })
+                });
+                Some((vec!["function", "budget"], rows.collect()))
+            }
+            TO_CHEAPEST => {
+                let rows = self.costs.iter().flat_map(|priced| {
+                    priced.costs.costs.iter().map(|row| Entry {
+                        key: vec![
+                            row.trace.clone(),
+                            format_bytes(priced.memory),
+                            priced.pool_as.clone(),
+                        ],
+                        planner: &row.planner,
+                        cell: row.to_cheapest.map_or(Cell::Empty, Cell::Count),
+                    })
+                });
+                Some((vec!["function", "budget", "pool as"], rows.collect()))
+            }
+            column => {
+                let columns = self.columns();
+                let (_, cell) = columns.into_iter().find(|(head, _)| *head == column)?;
+                let places = self.sessions.len();
+                let rows = self.rows().map(|(place, row)| {
+                    let place_name = Some(place.name.clone()).filter(|_| places > 1);
+                    Entry {
+                        key: std::iter::once(row.trace.clone()).chain(place_name).collect(),
+                        planner: &row.planner,
+                        cell: cell(place, row),
+                    }
+                });
+                let head = if places > 1 { vec!["function", "place"] } else { vec!["function"] };
+                Some((head, rows.collect()))
+            }
+        }
+    }
+
+    /// The table of an experiment that has no row for each planner.
+    fn without_rows(&self) -> Option<String> {
+        self.histogram_markdown().or_else(|| self.programs_markdown())
+    }
+
+    /// How it was measured, and the noise.
+    fn conditions(&self) -> String {
+        let ratios = self.sessions.iter().flat_map(|place| &place.noise);
+        let ratios: Vec<f64> = ratios.map(|noise| noise.ratio.median).collect();
+        let noise = Summary::of(&ratios).map_or(String::new(), |Summary { min, max, .. }| {
+            format!(" The same planner twice, second / first: {} to {}.", number(min), number(max))
+        });
+        let runs: Vec<u32> = self.rows().map(|(_, row)| row.runs).collect();
+        let runs = match (runs.iter().min(), runs.iter().max()) {
+            (Some(least), Some(most)) if least == most => format!("{least} runs; "),
+            (Some(least), Some(most)) => format!("{least} to {most} runs; "),
+            _ => String::new(),
+        };
+        format!("Host: {}; {runs}seed {}.{noise}\n", self.host.line(), self.order)
+    }
+}
+
+/// A planner's name without its options, if it is the only one of that name.
+fn short<'a>(planner: &'a str, all: &[&str]) -> &'a str {
+    let name = |planner: &'a str| planner.split(':').next().unwrap_or(planner);
+    let same = all.iter().filter(|other| other.split(':').next() == Some(name(planner))).count();
+    if same == 1 { name(planner) } else { planner }
+}
+
+fn geometric_mean(values: &[f64]) -> f64 {
+    (values.iter().map(|value| value.ln()).sum::<f64>() / values.len() as f64).exp()
+}
+
+#[cfg(test)]
+#[path = "page_tests.rs"]
+mod tests;

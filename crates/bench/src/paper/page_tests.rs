@@ -1,0 +1,110 @@
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use super::*;
+use crate::paper::replays::Quantity;
+use crate::paper::tests::outcome;
+
+/// Set to write the tables of the documents instead of comparing them: `make result-pages`.
+const WRITE: &str = "FIRN_WRITE_PAGES";
+
+fn filled(page: &str, results: &Outcome) -> Result<String, PageError<io::Error>> {
+    fill(page, |_| Ok(results.clone()))
+}
+
+#[test]
+fn tables_of_documents_are_those_of_the_committed_results() {
+    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results");
+    let mut tables = 0;
+    for entry in fs::read_dir(&results).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|ending| ending != "md") {
+            continue;
+        }
+        let page = fs::read_to_string(&path).unwrap();
+        let made = fill(&page, |name| -> io::Result<Outcome> {
+            tables += 1;
+            let json = fs::read_to_string(results.join(format!("{name}.json")))?;
+            Ok(serde_json::from_str(&json)?)
+        });
+        let made = made.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        if std::env::var_os(WRITE).is_some() {
+            fs::write(&path, made).unwrap();
+        } else {
+            let name = path.display();
+            assert!(made == page, "{name} has other tables than the results: make result-pages");
+        }
+    }
+    assert!(tables > 0);
+}
+
+#[test]
+fn a_table_has_a_column_for_each_planner() {
+    let mut results = outcome(Quantity::Total, &["1", "2"]);
+    results.sessions[1].rows[1].total_ms.median *= 3.0;
+    let page =
+        "# A page\n<!-- pass-x | total, ms -->\nold\n<!-- end -->\n<!-- a comment -->\nend\n";
+    let made = filled(page, &results).unwrap();
+    let lines: Vec<&str> = made.lines().collect();
+    assert!(lines[3].contains("| function | place | firecracker"), "{made}");
+    assert!(lines[3].contains("| pass "), "{made}");
+    assert!(lines[5].starts_with("| json-a   | 1 "), "{made}");
+    assert!(!made.contains("old") && made.ends_with("<!-- end -->\n<!-- a comment -->\nend\n"));
+    assert_eq!(filled(&made, &results).unwrap(), made, "a page that is filled stays as it is");
+    let page = "<!-- pass-x | total, ms | firecracker -->\n<!-- end -->\n";
+    let made = filled(page, &results).unwrap();
+    let cells = |line: usize| -> Vec<String> {
+        let cells = made.lines().nth(line).unwrap().trim_matches('|').split('|');
+        cells.map(|cell| cell.trim().to_owned()).collect()
+    };
+    assert_eq!(cells(4), ["json-a", "1", "1.00", "1.00"], "{made}");
+    assert_eq!(cells(5), ["json-a", "2", "1.00", "3.00"], "{made}");
+}
+
+#[test]
+fn ratios_of_several_rows_have_a_geometric_mean() {
+    let mut results = outcome(Quantity::Total, &["1", "2", "4"]);
+    for (place, factor) in results.sessions.iter_mut().zip([1.0, 2.0, 4.0]) {
+        place.rows[1].total_ms.median *= factor;
+    }
+    let page = "<!-- pass-x | total, ms | firecracker -->\n<!-- end -->\n";
+    let made = filled(page, &results).unwrap();
+    let mean = made.lines().find(|line| line.contains("geometric mean")).unwrap();
+    assert!(mean.contains("| 1.00 ") && mean.contains("| 2.00 "), "{made}");
+}
+
+#[test]
+fn planners_of_one_name_keep_their_options() {
+    let all = ["firn:copy=1", "faasnap:regions=off", "faasnap"];
+    assert_eq!(all.map(|planner| short(planner, &all)), ["firn", "faasnap:regions=off", "faasnap"]);
+}
+
+#[test]
+fn conditions_are_the_host_the_runs_and_the_noise() {
+    let mut results = outcome(Quantity::Total, &["1"]);
+    results.sessions[0].noise.push(crate::thaw::Noise {
+        planner: "pass".to_owned(),
+        trace: "json-a".to_owned(),
+        cache: crate::Cache::Cold,
+        of: "total_ms".to_owned(),
+        ratio: crate::Comparison::of(&[1.5]).unwrap(),
+    });
+    let made = filled("<!-- pass-x | host -->\n<!-- end -->\n", &results).unwrap();
+    for part in [results.host.line().as_str(), "1 runs", "seed 1", "1.50 to 1.50"] {
+        assert!(made.contains(part), "{part}: {made}");
+    }
+}
+
+#[test]
+fn what_cannot_be_filled_is_an_error() {
+    let results = outcome(Quantity::Total, &["1"]);
+    let error = |page: &str| filled(page, &results).unwrap_err().to_string();
+    assert!(error("<!-- pass-x | total, ms -->\nold\n").contains("has no"));
+    assert!(error("<!-- pass-x | none -->\n<!-- end -->\n").contains("no table \"pass-x | none\""));
+    assert!(error("<!-- pass-x -->\n<!-- end -->\n").contains("no table"));
+    let page = "<!-- pass-x | total, ms | reap -->\n<!-- end -->\n";
+    assert!(error(page).contains("no table"));
+    let missing = fill("<!-- pass-x | host -->\n<!-- end -->\n", |_| Err(io::Error::other("gone")));
+    assert_eq!(missing.unwrap_err().to_string(), "cannot read the results of pass-x");
+}
