@@ -186,8 +186,8 @@ fn fill_small(path: &Path, file: &File) -> Result<(), CacheError> {
     fill_by(path, file, || preload_small(file).map(|_| ()))
 }
 
-/// Touches every cached page of a file, so that the first planner to map them does not alone pay for
-/// a first touch in a virtual machine.
+/// Touches every cached page of a file, so that the first planner to map them does not alone pay
+/// for a first touch in a virtual machine.
 fn even_out(path: &Path, file: &File) -> Result<(), CacheError> {
     touch(file).map(drop).map_err(io(path))
 }

@@ -104,20 +104,13 @@ impl Host {
                 Virtualization::Software => KvmKind::Software,
             }
         };
-        let canonical = fs::canonicalize(directory)
-            .map_err(|source| HostError::Read { path: directory.to_owned(), source })?;
-        let device = fs::metadata(&canonical)
-            .map_err(|source| HostError::Read { path: canonical.clone(), source })?
-            .dev();
-        let mounts = Process::myself()?.mountinfo()?;
-        let mount = mount_of(&mounts.0, &canonical);
         Ok(Self {
             machine: format!("{cpus} x {model}, {} GiB", facts.memory_total >> 30),
             cpus,
             memory_bytes: facts.memory_total,
             kernel: facts.kernel,
             kvm,
-            medium: mount.map_or("unknown".to_owned(), |mount| name(mount, device)),
+            medium: medium_of(directory)?,
             commit: env!("FIRN_COMMIT").to_owned(),
         })
     }
@@ -128,6 +121,25 @@ impl Host {
         let Self { machine, kernel, kvm, medium, commit, .. } = self;
         format!("{machine}; Linux {kernel}; {kvm}; {medium}; firn {commit}")
     }
+}
+
+/// File system and device of a path.
+fn medium_of(path: &Path) -> Result<String, HostError> {
+    let canonical = fs::canonicalize(path)
+        .map_err(|source| HostError::Read { path: path.to_owned(), source })?;
+    let device = fs::metadata(&canonical)
+        .map_err(|source| HostError::Read { path: canonical.clone(), source })?
+        .dev();
+    let mounts = Process::myself()?.mountinfo()?;
+    let mount = mount_of(&mounts.0, &canonical);
+    Ok(mount.map_or("unknown".to_owned(), |mount| name(mount, device)))
+}
+
+/// The medium of a pool: the file system if it is a file, otherwise what its manager calls it, such
+/// as `/dev/dax0.0` or `memfd`.
+pub(crate) fn medium_of_pool(name: &str) -> String {
+    let file = Some(Path::new(name)).filter(|path| path.is_file());
+    file.and_then(|path| medium_of(path).ok()).unwrap_or_else(|| name.to_owned())
 }
 
 /// The processor's name; the architecture's if /proc/cpuinfo has none.

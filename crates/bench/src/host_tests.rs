@@ -45,3 +45,15 @@ fn the_processor_model_comes_from_cpuinfo() {
     assert_eq!(model(&cpuinfo(named)), "AMD EPYC 9");
     assert_eq!(model(&cpuinfo("processor\t: 0\n")), std::env::consts::ARCH);
 }
+
+#[test]
+fn a_pool_is_on_a_file_system_or_on_what_its_manager_names() {
+    let directory = tempfile::tempdir().unwrap();
+    let medium = directory.path().join("medium");
+    fs::write(&medium, []).unwrap();
+    let host = Host::of(directory.path()).unwrap();
+    assert_eq!(medium_of_pool(medium.to_str().unwrap()), host.medium);
+    for name in ["memfd", "/dev/null", "/dev/dax9.9"] {
+        assert_eq!(medium_of_pool(name), name);
+    }
+}

@@ -198,6 +198,7 @@ impl FreezeConfig {
                 }
                 let begin = Instant::now();
                 if let Some(pool) = &mut pool {
+                    pool.wait_until_freed()?;
                     pool.settle()?;
                 }
                 let is_pool = matches!(subject.destination, Destination::Pool { .. });

@@ -1,9 +1,11 @@
 //! The tables of documents that are made of committed results.
 //!
-//! Such a table stands between two lines. The first is `<!-- NAME | COLUMN -->`: the name of an
-//! experiment's file and a column of its table. `<!-- NAME | COLUMN | PLANNER -->` divides each
-//! number by that of a planner, `<!-- NAME | host -->` describes how it was measured, and `<!-- NAME
-//! -->` is the table of an experiment without rows. The last line is `<!-- end -->`.
+//! Such a table stands between two lines, of which the last is `<!-- end -->`, and the first one of
+//!
+//! - `<!-- NAME | COLUMN -->`: the name of an experiment's file and a column of its table;
+//! - `<!-- NAME | COLUMN | PLANNER -->`: the same, divided by the numbers of a planner;
+//! - `<!-- NAME | host -->`: how it was measured;
+//! - `<!-- NAME -->`: the table of an experiment without rows for planners.
 
 use thiserror::Error;
 
@@ -12,6 +14,7 @@ use firn_base::format_bytes;
 use super::outcome::Outcome;
 use super::picture::names;
 use super::text::Cell;
+use crate::host::Host;
 use crate::stats::Summary;
 use crate::text::{markdown, number};
 
@@ -191,7 +194,7 @@ impl Outcome {
         let ratios = self.sessions.iter().flat_map(|place| &place.noise);
         let ratios: Vec<f64> = ratios.map(|noise| noise.ratio.median).collect();
         let noise = Summary::of(&ratios).map_or(String::new(), |Summary { min, max, .. }| {
-            format!(" The same planner twice, second / first: {} to {}.", number(min), number(max))
+            format!("; the same planner twice, second / first: {} to {}", number(min), number(max))
         });
         let runs: Vec<u32> = self.rows().map(|(_, row)| row.runs).collect();
         let runs = match (runs.iter().min(), runs.iter().max()) {
@@ -199,7 +202,11 @@ impl Outcome {
             (Some(least), Some(most)) => format!("{least} to {most} runs; "),
             _ => String::new(),
         };
-        format!("Host: {}; {runs}seed {}.{noise}\n", self.host.line(), self.order)
+        let Host { machine, kernel, kvm, medium, commit, .. } = &self.host;
+        let order = self.order;
+        format!(
+            "- {machine}; Linux {kernel}; {kvm}\n- {medium}\n- firn {commit}; {runs}seed {order}{noise}\n"
+        )
     }
 }
 

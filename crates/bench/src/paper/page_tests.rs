@@ -91,7 +91,7 @@ fn conditions_are_the_host_the_runs_and_the_noise() {
         ratio: crate::Comparison::of(&[1.5]).unwrap(),
     });
     let made = filled("<!-- pass-x | host -->\n<!-- end -->\n", &results).unwrap();
-    for part in [results.host.line().as_str(), "1 runs", "seed 1", "1.50 to 1.50"] {
+    for part in [results.host.medium.as_str(), "1 runs", "seed 1", "1.50 to 1.50"] {
         assert!(made.contains(part), "{part}: {made}");
     }
 }

@@ -67,6 +67,10 @@ const COMMON: [Column; 3] = [
 ];
 const TOTAL: Column = ("total, ms", |_, row| Cell::Time(row.total_ms, row.oversubscribed));
 const FAULTS: Column = ("in page faults, ms", |_, row| Cell::time(row.fault_ms));
+const SHARE_OF_FAULTS: Column = ("in page faults, %", |_, row| {
+    let share = row.fault_ms.map(|faults| 100.0 * faults.median / row.total_ms.median);
+    share.map_or(Cell::Empty, Cell::Count)
+});
 const READ_BY_FAULTS: Column = ("read by faults", |_, row| Cell::bytes(row.fault_read_bytes));
 /// From this time on FaaSnap's paper calls faults those that read from disk (3.3), ns. The kernel's
 /// count of major faults misses those that KVM leaves to a kernel worker.
@@ -76,9 +80,10 @@ const SLOW: Column = ("touches of 32 µs and more", |_, row| {
     Cell::Count(slow.iter().sum())
 });
 const KVM_FAULTS: Column = ("KVM faults", |_, row| Cell::Count(row.kvm_page_faults as f64));
-const OTHERS: [Column; 6] = [
+const OTHERS: [Column; 7] = [
     ("p95", |_, row| Cell::Count(row.total_ms.p95)),
     FAULTS,
+    SHARE_OF_FAULTS,
     ("DRAM of a run", |_, row| Cell::Bytes(row.batch_dram_bytes)),
     ("private", |_, row| Cell::Bytes(row.private_bytes)),
     ("read", |_, row| Cell::Bytes(row.read_bytes)),

@@ -15,7 +15,14 @@ pub(crate) fn turns_per_ns() -> f64 {
         let begun = Instant::now();
         // SAFETY: the loop changes one register and the flags.
         unsafe {
-            asm!("2: dec {0:e}", "jnz 2b", inout(reg) ITERATIONS => _, options(nomem, nostack));
+            // Aligned as the player's.
+            asm!(
+                ".p2align 5",
+                "2: dec {0:e}",
+                "jnz 2b",
+                inout(reg) ITERATIONS => _,
+                options(nomem, nostack)
+            );
         }
         f64::from(ITERATIONS) / begun.elapsed().as_nanos().max(1) as f64
     };

@@ -2,7 +2,7 @@ use firn_memory::Leaf;
 use firn_memory::trace::{Access, GapUnit, Touch, Toucher, Trace, TraceOrigin};
 use firn_snapshot::{MemoryLayout, PageSet};
 
-use super::{HIGH_MEMORY_START, OwnRegion, PAGE, PlayerMemoryError, Surroundings};
+use super::{HIGH_MEMORY_START, OwnRegion, PAGE, PLAYER, PlayerMemoryError, Surroundings};
 use crate::player::{PlayerInputs, PlayerOptions};
 use crate::traces::NamedTrace;
 
@@ -49,4 +49,23 @@ fn the_players_region_is_above_the_trace_and_outside_the_device_window() {
 #[test]
 fn memory_with_too_high_page_numbers_is_rejected() {
     assert!(matches!(region(4 << 40), Err(PlayerMemoryError::TooHigh(_))));
+}
+
+/// `dec` of a register and a jump back to it.
+fn gap_loops() -> Vec<usize> {
+    let is_loop = |code: &[u8]| {
+        matches!(code, [0xff, 0xc8..=0xcf, 0x75, 0xfc, ..])
+            || matches!(code, [0x41, 0xff, 0xc8..=0xcf, 0x75, 0xfb])
+    };
+    let places = PLAYER.windows(5).enumerate();
+    places.filter(|(_, code)| is_loop(code)).map(|(at, _)| at).collect()
+}
+
+#[test]
+fn all_work_runs_at_the_speed_of_one_aligned_loop() {
+    // With a REX prefix the loop is found at its second byte, too.
+    let mut loops = gap_loops();
+    loops.dedup_by(|next, before| *next == *before + 1);
+    assert_eq!(loops.len(), 1, "{loops:x?}");
+    assert_eq!(loops[0] % 32, 0, "{loops:x?}");
 }

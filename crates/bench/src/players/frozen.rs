@@ -9,7 +9,7 @@ use firn_pool::{Client, ClientError};
 use crate::cache::{CacheError, SnapshotFiles};
 
 /// The longest time that a manager takes to notice a closed connection.
-const NOTICE: Duration = Duration::from_millis(5);
+pub(super) const NOTICE: Duration = Duration::from_millis(5);
 
 /// A planner that is measured.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -28,7 +28,7 @@ pub use selection::LeftOut;
 pub(crate) use selection::sanitises;
 
 use crate::harness::Harness;
-use crate::host::{Host, HostError};
+use crate::host::{Host, HostError, medium_of_pool};
 use crate::medium::{self, MediumError};
 use crate::player::{
     FreezePlayerError, GapFactor, Leaves, MediumModel, PlayerInputs, PlayerInputsError,
@@ -180,7 +180,7 @@ impl PlayersConfig {
         let (list, dax) = (self.planners.join(","), medium::is_dax(directory.path()));
         let mut host = Host::of(directory.path())?;
         if let Some(pool) = &pool {
-            host.medium = format!("{}; pool on {}", host.medium, pool.medium());
+            host.medium = format!("{}; pool on {}", host.medium, medium_of_pool(pool.medium()));
         }
         let mut players = Vec::new();
         for (number, trace) in traces.iter().enumerate() {

@@ -1,13 +1,17 @@
 //! Players in a pool, for the planners that map snapshots from a pool.
 
 use std::path::Path;
+use std::time::Duration;
 
 use firn_memory::Leaf;
 use firn_memory::planners::{ExtentFacts, ImageFacts};
 use firn_pool::{Client, ClientError, ListedExtent, MediumFacts, Role};
 
-use super::frozen::{FrozenPlayer, PooledPlayer};
+use super::frozen::{FrozenPlayer, NOTICE, PooledPlayer};
 use crate::progress::Progress;
+
+/// How long a removed snapshot is waited for.
+const FREED: Duration = Duration::from_secs(1);
 
 /// A connection to a pool's manager, and the players that were frozen into the pool. They are
 /// removed from it on drop.
@@ -68,6 +72,20 @@ impl<'a> PoolPlayers<'a> {
         self.manager.settle()
     }
 
+    /// Waits until the manager has freed the snapshots that were removed. It notices a little later
+    /// than the end of a microVM that its connection is closed; after a second it is another
+    /// program that maps one.
+    pub(crate) fn wait_until_freed(&mut self) -> Result<(), ClientError> {
+        for _ in 0..FREED.as_millis() / NOTICE.as_millis() {
+            let extents = self.manager.list()?.extents;
+            if extents.iter().all(|listed| listed.role != Role::Superseded) {
+                break;
+            }
+            std::thread::sleep(NOTICE);
+        }
+        Ok(())
+    }
+
     /// What the microVMs use now.
     pub(crate) fn usage(&mut self) -> Result<PoolUsage, ClientError> {
         let arena = self.manager.arena()?;
@@ -95,7 +113,7 @@ impl<'a> PoolPlayers<'a> {
         Ok(pieces.filter_map(|piece| piece.checked_div(len)).sum())
     }
 
-    /// How many replicas of any of these players fit into the pool; `None` if none of them is in it.
+    /// How many replicas of any of these players fit into the pool; `None` if none is in it.
     pub(crate) fn room_for_any(
         &mut self,
         players: &[FrozenPlayer],

@@ -59,9 +59,9 @@ pub struct Session {
     pub mix: Option<u64>,
     /// Whether each microVM serves a second invocation after the first.
     pub warm: bool,
-    /// Whether a long session is shortened: only the first run of each planner on each player checks
-    /// all memory, while the others check what they touch, and a planner whose runs take 10 s has at
-    /// most five.
+    /// Whether a long session is shortened: only the first run of each planner on each player
+    /// checks all memory, while the others check what they touch, and a planner whose runs take
+    /// 10 s has at most five.
     pub shortened: bool,
 }
 
