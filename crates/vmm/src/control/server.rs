@@ -139,8 +139,10 @@ impl Session<'_> {
                 Err(error) => error_response(&error),
             });
         })?;
-        self.sealing = Some(sealing);
-        receiver.recv().map_err(|_| GoneError)
+        let response = receiver.recv().map_err(|_| GoneError)?;
+        // After a failure the microVM's thread does not wait, even if it is still about to go on.
+        self.sealing = Some(sealing).filter(|_| matches!(response, Response::Begun { .. }));
+        Ok(response)
     }
 
     /// Takes the second step. Without a first step, or when it failed, nothing waits for it.
