@@ -37,7 +37,7 @@ use crate::cgroup::MemoryLimit;
 use crate::harness::Harness;
 use crate::host::{Host, HostError};
 use crate::player::{GapFactor, Leaves};
-use crate::players::{PlayersConfig, PlayersError, Prepared, sanitises};
+use crate::players::{PlayersConfig, PlayersError, PoolPlayers, Prepared, host_of, sanitises};
 use crate::progress::Part;
 use crate::thaw::{RESULTS_VERSION, Session, SessionError, to_repeat};
 use crate::tier::{EmulateError, EmulatedDisk, Throttle};
@@ -183,7 +183,7 @@ impl Runner<'_> {
             title: title.to_owned(),
             quantity,
             remarks: remarks.iter().map(|remark| (*remark).to_owned()).collect(),
-            host: Host::of(&std::env::temp_dir())?,
+            host: self.host()?,
             settings: self.config.settings(),
             measured: Vec::new(),
             unsanitised,
@@ -194,7 +194,9 @@ impl Runner<'_> {
             programs: Vec::new(),
             left_out,
         };
-        if let Some(earlier) = earlier.into_iter().find(|earlier| earlier.continues_as(&outcome)) {
+        let emulated = matches!(self.replays.shape, Shape::Storage(_));
+        let mut earlier = earlier.into_iter();
+        if let Some(earlier) = earlier.find(|earlier| earlier.continues_as(&outcome, emulated)) {
             outcome.continue_from(earlier);
         }
         let (sanitising, others): (Vec<_>, Vec<_>) =
@@ -217,6 +219,15 @@ impl Runner<'_> {
             outcome.price()?;
         }
         Ok(outcome)
+    }
+
+    /// This host, with the medium of the snapshots where the experiment does not make one.
+    fn host(&self) -> Result<Host, PaperError> {
+        let PaperConfig { directory, pool, .. } = self.config;
+        let pool = pool.as_deref().map(|socket| PoolPlayers::connect(socket, self.harness.progress));
+        let pool = pool.transpose().map_err(PlayersError::from)?;
+        let temporary = std::env::temp_dir();
+        Ok(host_of(directory.as_deref().unwrap_or(&temporary), pool.as_ref())?)
     }
 
     /// Makes the disk that the experiment emulates, and runs the group on it, or where the

@@ -99,11 +99,12 @@ pub struct Place {
 
 impl Outcome {
     /// Whether `new`, in which nothing is measured yet, may go on with these results: they have the
-    /// same settings, and were measured by the same build on the same host. The medium differs
-    /// where the experiment makes it.
-    pub(super) fn continues_as(&self, new: &Self) -> bool {
-        let host = |outcome: &Self| Host { medium: String::new(), ..outcome.host.clone() };
-        (self.version, self.settings, host(self)) == (new.version, new.settings, host(new))
+    /// same settings, and were measured by the same build on the same host and medium. `emulated`
+    /// is whether the experiment makes its medium.
+    pub(super) fn continues_as(&self, new: &Self, emulated: bool) -> bool {
+        let medium = if emulated { &self.host.medium } else { &new.host.medium };
+        let host = Host { medium: medium.clone(), ..new.host.clone() };
+        (self.version, self.settings, &self.host) == (new.version, new.settings, &host)
     }
 
     /// Takes over what an earlier run measured.

@@ -146,12 +146,11 @@ fn the_page_of_results_has_the_table() {
 fn results_of_the_same_settings_host_and_build_are_continued() {
     let mut old = outcome(Quantity::Dram, &["1"]);
     old.settings = Settings { runs: 3, most: None, pool: true };
-    old.host.medium = "a loop device".to_owned();
     old.order = 7;
     old.measured = vec!["json-a by pass".to_owned()];
     let mut new = Outcome { sessions: Vec::new(), order: 8, ..outcome(Quantity::Total, &[]) };
     new.settings = old.settings;
-    assert!(old.continues_as(&new));
+    assert!(old.continues_as(&new, false));
     new.continue_from(old.clone());
     assert_eq!((&new.measured, &new.sessions), (&old.measured, &old.sessions));
     assert_eq!((new.quantity, new.order, &new.host), (Quantity::Total, 7, &old.host));
@@ -160,11 +159,16 @@ fn results_of_the_same_settings_host_and_build_are_continued() {
         Settings { most: Some(2), ..old.settings },
         Settings { pool: false, ..old.settings },
     ] {
-        assert!(!old.continues_as(&Outcome { settings: other, ..new.clone() }), "{other:?}");
+        let new = Outcome { settings: other, ..new.clone() };
+        assert!(!old.continues_as(&new, false), "{other:?}");
     }
     let mut built = new.clone();
     built.host.commit = "another".to_owned();
-    assert!(!old.continues_as(&built));
+    assert!(!old.continues_as(&built, false));
+    let mut moved = new;
+    moved.host.medium = "xfs on a disk".to_owned();
+    assert!(!old.continues_as(&moved, false));
+    assert!(old.continues_as(&moved, true), "the experiment makes its medium");
 }
 
 #[test]

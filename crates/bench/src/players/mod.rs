@@ -178,10 +178,7 @@ impl PlayersConfig {
         let traces = self.traces.iter().map(|name| load(name)).collect::<Result<Vec<_>, _>>()?;
         let directory = medium::directory(self.directory.as_deref())?;
         let (list, dax) = (self.planners.join(","), medium::is_dax(directory.path()));
-        let mut host = Host::of(directory.path())?;
-        if let Some(pool) = &pool {
-            host.medium = format!("{}; pool on {}", host.medium, medium_of_pool(pool.medium()));
-        }
+        let host = host_of(directory.path(), pool.as_deref())?;
         let mut players = Vec::new();
         for (number, trace) in traces.iter().enumerate() {
             let candidates = selection::candidates(&list, trace, dax)?;
@@ -276,6 +273,18 @@ impl PlayersConfig {
             freeze(inputs, &options, KVM_DEVICE.as_ref(), destination, self.dense).map(drop)
         })
     }
+}
+
+/// This host, with the medium of a directory and of the pool.
+pub(crate) fn host_of(
+    directory: &Path,
+    pool: Option<&PoolPlayers<'_>>,
+) -> Result<Host, HostError> {
+    let mut host = Host::of(directory)?;
+    if let Some(pool) = pool {
+        host.medium = format!("{}; pool on {}", host.medium, medium_of_pool(pool.medium()));
+    }
+    Ok(host)
 }
 
 /// The inputs of a player: its trace, and as the last one the input on which its profile is
