@@ -84,7 +84,8 @@ fn every_experiment_runs_from_end_to_end() {
         }
     }
     assert!(failed.is_empty(), "{}", failed.join("\n"));
-    let json = |file: &str| fs::read_to_string(results.path().join(format!("{file}.json"))).unwrap();
+    let json =
+        |file: &str| fs::read_to_string(results.path().join(format!("{file}.json"))).unwrap();
     let order = |file| serde_json::from_str::<Value>(&json(file)).unwrap()["order"].clone();
     assert_eq!(order("snapbpf-figure-3b"), order("snapbpf-figure-3c"), "they share their runs");
     let before = json("snapbpf-figure-3b");

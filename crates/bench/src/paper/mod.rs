@@ -224,7 +224,8 @@ impl Runner<'_> {
     /// This host, with the medium of the snapshots where the experiment does not make one.
     fn host(&self) -> Result<Host, PaperError> {
         let PaperConfig { directory, pool, .. } = self.config;
-        let pool = pool.as_deref().map(|socket| PoolPlayers::connect(socket, self.harness.progress));
+        let pool =
+            pool.as_deref().map(|socket| PoolPlayers::connect(socket, self.harness.progress));
         let pool = pool.transpose().map_err(PlayersError::from)?;
         let temporary = std::env::temp_dir();
         Ok(host_of(directory.as_deref().unwrap_or(&temporary), pool.as_ref())?)

@@ -9,7 +9,7 @@ mod selection;
 use std::iter;
 use std::num::NonZero;
 use std::panic::resume_unwind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 
 use tempfile::TempDir;
@@ -276,10 +276,7 @@ impl PlayersConfig {
 }
 
 /// This host, with the medium of a directory and of the pool.
-pub(crate) fn host_of(
-    directory: &Path,
-    pool: Option<&PoolPlayers<'_>>,
-) -> Result<Host, HostError> {
+pub(crate) fn host_of(directory: &Path, pool: Option<&PoolPlayers<'_>>) -> Result<Host, HostError> {
     let mut host = Host::of(directory)?;
     if let Some(pool) = pool {
         host.medium = format!("{}; pool on {}", host.medium, medium_of_pool(pool.medium()));
