@@ -196,9 +196,11 @@ impl FreezeConfig {
                 if run > 1 {
                     subject.remove()?;
                 }
-                let begin = Instant::now();
                 if let Some(pool) = &mut pool {
                     pool.wait_until_freed()?;
+                }
+                let begin = Instant::now();
+                if let Some(pool) = &mut pool {
                     pool.settle()?;
                 }
                 let is_pool = matches!(subject.destination, Destination::Pool { .. });

@@ -113,18 +113,6 @@ fn planner(row: &Row) -> String {
     format!("{}{waiting}", row.planner)
 }
 
-/// The columns for a quantity.
-fn columns(quantity: Quantity, warm: bool) -> Vec<Column> {
-    let more: &[Column] = match quantity {
-        Quantity::Parts => &PARTS,
-        Quantity::Fetch => &FETCH,
-        Quantity::SpeedUp => &SPEED_UP,
-        _ => &OTHERS,
-    };
-    let warm = (warm && quantity != Quantity::Parts).then_some(PARTS[2]);
-    COMMON.into_iter().chain([TOTAL]).chain(warm).chain(more.iter().copied()).collect()
-}
-
 impl Outcome {
     /// A table in Markdown, with the host and the planners that were left out.
     #[must_use]
@@ -171,8 +159,15 @@ impl Outcome {
 
     /// The columns of the table of rows.
     pub(super) fn columns(&self) -> Vec<Column> {
+        let more: &[Column] = match self.quantity {
+            Quantity::Parts => &PARTS,
+            Quantity::Fetch => &FETCH,
+            Quantity::SpeedUp => &SPEED_UP,
+            _ => &OTHERS,
+        };
         let warm = self.rows().any(|(_, row)| row.warm_ms.is_some());
-        columns(self.quantity, warm)
+        let warm = (warm && self.quantity != Quantity::Parts).then_some(PARTS[2]);
+        COMMON.into_iter().chain([TOTAL]).chain(warm).chain(more.iter().copied()).collect()
     }
 
     fn sessions_markdown(&self) -> String {
