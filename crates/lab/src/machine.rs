@@ -95,9 +95,11 @@ impl Machine {
         let disks = [(&program, "on"), (payload, "on"), (&scratch, "off"), (&guest, "on")];
         for (disk, readonly) in disks.into_iter().chain(images.as_ref().map(|disk| (disk, "on"))) {
             let path = inherited(disk).map_err(prepare("a disk"))?;
-            // By default QEMU stops the machine without a message when the host's disk is full.
+            // By default QEMU stops the machine without a message when the host's disk is full. What
+            // is deleted in the lab is freed on that disk.
             let drive = format!(
-                "if=virtio,format=raw,cache=unsafe,werror=report,readonly={readonly},file={path}"
+                "if=virtio,format=raw,cache=unsafe,werror=report,discard=unmap,\
+                 readonly={readonly},file={path}"
             );
             command.args(["-drive", &drive]);
         }

@@ -6,6 +6,7 @@
 
 mod experiments;
 mod outcome;
+#[cfg(test)]
 mod page;
 mod picture;
 mod programs;
@@ -26,7 +27,6 @@ use firn_snapshot::{OpenError, Snapshot};
 
 pub use experiments::EXPERIMENTS;
 pub use outcome::{Outcome, Place, Priced, Settings};
-pub use page::{PageError, fill as fill_page};
 pub use programs::{Programs, ProgramsError};
 pub use replays::{Quantity, Replays, Shape, Storage};
 pub use table::{Experiment, FindError, Verdict, Way, document, find, help, listing};

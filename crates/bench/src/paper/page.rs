@@ -5,14 +5,19 @@
 //! - `<!-- NAME | COLUMN -->`: the name of an experiment's file and a column of its table;
 //! - `<!-- NAME | COLUMN | PLANNER -->`: the same, divided by the numbers of a planner;
 //! - `<!-- NAME | host -->`: how it was measured;
-//! - `<!-- NAME -->`: the table of an experiment without rows for planners.
+//! - `<!-- NAME -->`: the table of an experiment without rows for planners;
+//! - `<!-- NAME | TIME -->`, `<!-- NAME | TIME | FUNCTION FUNCTION -->`: a time of an experiment of
+//!   SYSTOR '22 by tier, of all functions or of some; for TIME also `classes` or `working sets`.
+//!
+//! Documents are written by hand, so this is used by tests alone, and by `make result-pages`.
 
-use thiserror::Error;
+use std::io;
 
 use firn_base::format_bytes;
 
 use super::outcome::Outcome;
 use super::picture::names;
+use super::systor::SystorOutcome;
 use super::text::Cell;
 use crate::host::Host;
 use crate::stats::Summary;
@@ -25,36 +30,36 @@ const END: &str = "<!-- end -->";
 const CARRIED: &str = "microVMs";
 const TO_CHEAPEST: &str = "to the cheapest";
 
-/// A document has a table that cannot be made.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum PageError<E: std::error::Error + 'static> {
-    /// Its last line is missing.
-    #[error("{0:?} has no {END:?}")]
-    NoEnd(String),
-    /// The results have no such table.
-    #[error("the results have no table {0:?}")]
-    NoTable(String),
-    /// The results cannot be read.
-    #[error("cannot read the results of {name}")]
-    Results {
-        /// The experiment's file.
-        name: String,
-        /// The reason.
-        source: E,
-    },
+/// The results of an experiment's file.
+#[derive(Clone)]
+enum Results {
+    Replays(Box<Outcome>),
+    Tiers(Box<SystorOutcome>),
 }
 
-/// A page of Markdown with all its tables made anew. `read` returns the results of an experiment's
-/// file. Other comments are left as they are.
-///
-/// # Errors
-///
-/// [`PageError`] at the first table that cannot be made.
-pub fn fill<E: std::error::Error + 'static>(
-    page: &str,
-    mut read: impl FnMut(&str) -> Result<Outcome, E>,
-) -> Result<String, PageError<E>> {
+impl Results {
+    fn of_json(name: &str, json: &str) -> serde_json::Result<Self> {
+        Ok(if name.starts_with("systor-") {
+            Self::Tiers(serde_json::from_str(json)?)
+        } else {
+            Self::Replays(serde_json::from_str(json)?)
+        })
+    }
+
+    /// The text of a comment's parts after the name.
+    fn text(&self, column: Option<&str>, more: Option<&str>) -> Option<String> {
+        match (self, column) {
+            (Self::Replays(results), Some("host")) => Some(results.conditions()),
+            (Self::Replays(results), Some(column)) => results.by_planner(column, more),
+            (Self::Replays(results), None) => results.without_rows(),
+            (Self::Tiers(results), column) => results.by_tier(column?, more),
+        }
+    }
+}
+
+/// A page of Markdown with all its tables made anew. `read` returns the JSON of an experiment's
+/// file. Other comments are left as they are. An error is the first table that cannot be made.
+fn fill(page: &str, mut read: impl FnMut(&str) -> io::Result<String>) -> Result<String, String> {
     let mut filled = String::new();
     let mut lines = page.split_inclusive('\n');
     while let Some(line) = lines.next() {
@@ -62,18 +67,15 @@ pub fn fill<E: std::error::Error + 'static>(
         let comment = line.trim_end().strip_prefix(BEGIN).and_then(|rest| rest.strip_suffix(CLOSE));
         let Some(comment) = comment.filter(|comment| is_table(comment)) else { continue };
         let mut parts = comment.split(" | ");
-        let (name, column, base) = (parts.next().unwrap_or_default(), parts.next(), parts.next());
+        let (name, column, more) = (parts.next().unwrap_or_default(), parts.next(), parts.next());
+        let results = read(name).and_then(|json| Ok(Results::of_json(name, &json)?));
         let results =
-            read(name).map_err(|source| PageError::Results { name: name.to_owned(), source })?;
-        let text = match column {
-            Some("host") => Some(results.conditions()),
-            Some(column) => results.by_planner(column, base),
-            None => results.without_rows(),
-        };
-        let text = text.ok_or_else(|| PageError::NoTable(comment.to_owned()))?;
+            results.map_err(|error| format!("cannot read the results of {name}: {error}"))?;
+        let text = results.text(column, more);
+        let text = text.ok_or_else(|| format!("the results have no table {comment:?}"))?;
         filled.push_str(&format!("\n{text}\n{END}\n"));
         if !lines.any(|line| line.trim_end() == END) {
-            return Err(PageError::NoEnd(comment.to_owned()));
+            return Err(format!("{comment:?} has no {END:?}"));
         }
     }
     Ok(filled)
@@ -81,7 +83,19 @@ pub fn fill<E: std::error::Error + 'static>(
 
 /// Whether a comment names an experiment, by its paper.
 fn is_table(comment: &str) -> bool {
-    ["pass-", "faasnap-", "snapbpf-"].iter().any(|paper| comment.starts_with(paper))
+    ["pass-", "faasnap-", "snapbpf-", "systor-"].iter().any(|paper| comment.starts_with(paper))
+}
+
+impl Cell {
+    /// Its number, if it is one.
+    fn value(&self) -> Option<f64> {
+        match self {
+            Self::Text(_) | Self::Empty => None,
+            Self::Time(summary, _) => Some(summary.median),
+            Self::Bytes(bytes) => Some(*bytes as f64),
+            Self::Count(count) => Some(*count),
+        }
+    }
 }
 
 /// A cell of a table with a column for each planner.
@@ -221,6 +235,5 @@ fn geometric_mean(values: &[f64]) -> f64 {
     (values.iter().map(|value| value.ln()).sum::<f64>() / values.len() as f64).exp()
 }
 
-#[cfg(test)]
 #[path = "page_tests.rs"]
 mod tests;

@@ -1,5 +1,4 @@
 use std::fs;
-use std::io;
 use std::path::Path;
 
 use super::*;
@@ -9,8 +8,8 @@ use crate::paper::tests::outcome;
 /// Set to write the tables of the documents instead of comparing them: `make result-pages`.
 const WRITE: &str = "FIRN_WRITE_PAGES";
 
-fn filled(page: &str, results: &Outcome) -> Result<String, PageError<io::Error>> {
-    fill(page, |_| Ok(results.clone()))
+fn filled(page: &str, results: &Outcome) -> Result<String, String> {
+    fill(page, |_| Ok(serde_json::to_string(results)?))
 }
 
 #[test]
@@ -23,10 +22,9 @@ fn tables_of_documents_are_those_of_the_committed_results() {
             continue;
         }
         let page = fs::read_to_string(&path).unwrap();
-        let made = fill(&page, |name| -> io::Result<Outcome> {
+        let made = fill(&page, |name| {
             tables += 1;
-            let json = fs::read_to_string(results.join(format!("{name}.json")))?;
-            Ok(serde_json::from_str(&json)?)
+            fs::read_to_string(results.join(format!("{name}.json")))
         });
         let made = made.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         if std::env::var_os(WRITE).is_some() {
@@ -99,12 +97,12 @@ fn conditions_are_the_host_the_runs_and_the_noise() {
 #[test]
 fn what_cannot_be_filled_is_an_error() {
     let results = outcome(Quantity::Total, &["1"]);
-    let error = |page: &str| filled(page, &results).unwrap_err().to_string();
+    let error = |page: &str| filled(page, &results).unwrap_err();
     assert!(error("<!-- pass-x | total, ms -->\nold\n").contains("has no"));
     assert!(error("<!-- pass-x | none -->\n<!-- end -->\n").contains("no table \"pass-x | none\""));
     assert!(error("<!-- pass-x -->\n<!-- end -->\n").contains("no table"));
     let page = "<!-- pass-x | total, ms | reap -->\n<!-- end -->\n";
     assert!(error(page).contains("no table"));
     let missing = fill("<!-- pass-x | host -->\n<!-- end -->\n", |_| Err(io::Error::other("gone")));
-    assert_eq!(missing.unwrap_err().to_string(), "cannot read the results of pass-x");
+    assert_eq!(missing.unwrap_err(), "cannot read the results of pass-x: gone");
 }

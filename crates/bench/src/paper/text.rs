@@ -34,16 +34,6 @@ impl Cell {
     fn bytes(bytes: Option<u64>) -> Self {
         bytes.map_or(Self::Empty, Self::Bytes)
     }
-
-    /// Its number, if it is one.
-    pub(super) fn value(&self) -> Option<f64> {
-        match self {
-            Self::Text(_) | Self::Empty => None,
-            Self::Time(summary, _) => Some(summary.median),
-            Self::Bytes(bytes) => Some(*bytes as f64),
-            Self::Count(count) => Some(*count),
-        }
-    }
 }
 
 impl fmt::Display for Cell {

@@ -7,6 +7,8 @@
 
 mod cell;
 mod experiments;
+#[cfg(test)]
+mod page;
 mod pictures;
 mod results;
 mod study;

@@ -234,7 +234,7 @@ impl SystorOutcome {
         })
     }
 
-    fn classes(&self) -> Vec<String> {
+    pub(super) fn classes(&self) -> Vec<String> {
         let rows = self.traces().into_iter().filter_map(|trace| {
             let cell = self.alone(trace).next()?;
             let warm = cell.median(Time::Warm)?;
@@ -257,7 +257,7 @@ impl SystorOutcome {
         vec![table, rule.to_owned()]
     }
 
-    fn working_sets(&self) -> Vec<String> {
+    pub(super) fn working_sets(&self) -> Vec<String> {
         let mut head = vec!["function", "working set, MB", "paper, MB", "only read, %", "paper, %"];
         let tiers: Vec<String> = self.names().map(|tier| format!("read from {tier}, MB")).collect();
         head.extend(tiers.iter().map(String::as_str));
@@ -290,7 +290,7 @@ impl SystorOutcome {
 
     /// What agrees with the paper, and what does not: a range within the paper's
     /// agrees, one that overlaps it agrees in part.
-    fn comparison(&self) -> Option<String> {
+    pub(super) fn comparison(&self) -> Option<String> {
         let range = |(low, high): (f64, f64)| format!("{} to {}", number(low), number(high));
         let rows = Claim::of(self.view).filter_map(|claim| {
             let measured = claim.measured(&self.cells)?;

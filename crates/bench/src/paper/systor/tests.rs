@@ -444,3 +444,30 @@ fn cells_of_another_scale_or_tier_are_not_used_again() {
         assert!(find(&[&outcome], other, false).is_none());
     }
 }
+
+#[test]
+fn tables_of_documents_have_a_column_for_each_tier() {
+    let mut cells = Vec::new();
+    for (factor, microvms) in [(1.0, 1), (3.0, 4)] {
+        for (trace, cold) in [("hello-a2", 10.0), ("pyaes-a2", 40.0)] {
+            cells.push(cell(trace, TierName::Ssd, microvms, [0.0, 0.0, cold * factor, 5.0]));
+        }
+    }
+    cells.push(Cell { readahead: true, ..cells[0].clone() });
+    let outcome = outcome(View::Breakdown, cells);
+    let table = outcome.by_tier("cold", None).unwrap();
+    let rows: Vec<Vec<&str>> = table
+        .lines()
+        .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+        .collect();
+    let of_ssd = |row: usize| rows[row][rows[row].len() - 2..].to_vec();
+    assert_eq!(of_ssd(0), ["ssd", "ssd with read-ahead"]);
+    assert_eq!((rows[0][1], rows.len()), ("microVMs", 6));
+    assert_eq!((&rows[2][..2], of_ssd(2)), (&["hello", "1"][..], vec!["10.0", "10.0"]));
+    assert_eq!((&rows[5][..2], of_ssd(5)), (&["pyaes", "4"][..], vec!["120", ""]));
+    let one = outcome.by_tier("cold / warm", Some("pyaes chameleon")).unwrap();
+    assert!(one.contains("| 8.00 ") && one.contains("| 24.0 ") && !one.contains("hello"), "{one}");
+    assert!(outcome.by_tier("lukewarm", None).is_none());
+    assert!(outcome.by_tier("cold", Some("chameleon")).is_none());
+    assert!(outcome.by_tier("host", None).unwrap().contains("runs: 1"));
+}

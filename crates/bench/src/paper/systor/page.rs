@@ -1,0 +1,60 @@
+//! The tables of documents that are made of SYSTOR's results.
+
+use super::SystorOutcome;
+use super::cell::{Cell, Time, function};
+use crate::text::{markdown, number};
+
+impl SystorOutcome {
+    /// A table with a column for each tier, with and without read-ahead as measured: a time's
+    /// medians, or the ratio of cold to warm. `only` is a list of functions. By other names: the
+    /// host, the classes, the working sets, the comparison with the paper.
+    pub(in crate::paper) fn by_tier(&self, column: &str, only: Option<&str>) -> Option<String> {
+        let value: &dyn Fn(&Cell) -> Option<f64> = match column {
+            "host" => return Some(self.conditions()),
+            "classes" => return self.classes().into_iter().next(),
+            "working sets" => return self.working_sets().into_iter().next(),
+            "comparison" => return self.comparison(),
+            "cold" => &|cell| cell.median(Time::Cold),
+            "warm" => &|cell| cell.median(Time::Warm),
+            "connecting" => &|cell| cell.median(Time::Connecting),
+            "executing" => &|cell| cell.median(Time::Executing),
+            "cold / warm" => &|cell| Some(cell.median(Time::Cold)? / cell.median(Time::Warm)?),
+            _ => return None,
+        };
+        let kinds = [false, true];
+        let is_measured = |on: &bool| self.cells.iter().any(|cell| cell.readahead == *on);
+        let kinds: Vec<bool> = kinds.into_iter().filter(is_measured).collect();
+        let columns: Vec<(&str, bool)> =
+            self.names().flat_map(|tier| kinds.iter().map(move |on| (tier, *on))).collect();
+        let scale = self.scale();
+        let mut rows = Vec::new();
+        for trace in self.traces() {
+            let name = function(trace);
+            if only.is_some_and(|only| only.split(' ').all(|it| it != name)) {
+                continue;
+            }
+            for &microvms in &scale {
+                let cell = |(tier, on): &(&str, bool)| {
+                    let cell = self.cell(trace, tier, microvms, *on);
+                    cell.and_then(value).map_or(String::new(), number)
+                };
+                let key = [name.to_owned(), microvms.to_string()];
+                let key = key.into_iter().take(if scale.len() > 1 { 2 } else { 1 });
+                rows.push(key.chain(columns.iter().map(cell)).collect());
+            }
+        }
+        let mut head = vec!["function".to_owned()];
+        head.extend((scale.len() > 1).then(|| "microVMs".to_owned()));
+        head.extend(columns.iter().map(|(tier, on)| {
+            if *on { format!("{tier} with read-ahead") } else { (*tier).to_owned() }
+        }));
+        let head: Vec<&str> = head.iter().map(String::as_str).collect();
+        (!rows.is_empty()).then(|| markdown(&head, &rows))
+    }
+
+    /// How it was measured, and the noise.
+    fn conditions(&self) -> String {
+        let noise = self.noise_text().map_or(String::new(), |noise| format!("- {noise}\n"));
+        format!("- {}\n- runs: {}\n{noise}", self.host.line(), self.runs)
+    }
+}
