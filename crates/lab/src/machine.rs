@@ -95,8 +95,8 @@ impl Machine {
         let disks = [(&program, "on"), (payload, "on"), (&scratch, "off"), (&guest, "on")];
         for (disk, readonly) in disks.into_iter().chain(images.as_ref().map(|disk| (disk, "on"))) {
             let path = inherited(disk).map_err(prepare("a disk"))?;
-            // By default QEMU stops the machine without a message when the host's disk is full. What
-            // is deleted in the lab is freed on that disk.
+            // By default QEMU stops the machine without a message when the host's disk is full.
+            // What is deleted in the lab is freed there.
             let drive = format!(
                 "if=virtio,format=raw,cache=unsafe,werror=report,discard=unmap,\
                  readonly={readonly},file={path}"
