@@ -19,14 +19,16 @@ firecracker-lab = $(firn) lab run --cpus 1 --memory 6G --timeout 1800 $(addprefi
     tests/clients/firecracker/*.sh) $(firecracker)/clients $(firecracker)/vmlinux $(firecracker)/bzImage \
     $(firecracker)/root.ext4 $(firecracker)/ssh-key $(target)/release/firn-firecracker $(target)/release/jailer) \
     -- sh /in/l1.sh
+in-dax-lab = $(firn) lab run --fsdax --memory 6G --timeout 7200 --in lab/dax-counts.sh --out "$(or $(OUT),results)"
 apt-install := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -qy install
 apt-update := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -q update
 
 .NOTPARALLEL:
 .PHONY: setup go recent-go java python pip npm openssl kernel-tools build guest lab guests images curl runtimes \
     clients tools firecracker-clients firecracker-guest demo test test-full lint prose deny unit-tests monitor-tests \
-    lab-tests guest-tests lab-and-guest-tests long-guest-tests test-paper test-load test-load-short test-tools \
-    test-clients test-clients-short test-workloads matrix restores-table bench bench-regression result-pages bench-network traces clean
+    lab-tests guest-tests lab-and-guest-tests long-guest-tests test-paper test-snapbpf test-load test-load-short test-tools \
+    test-clients test-clients-short test-workloads matrix restores-table bench bench-regression result-pages bench-network traces dax-counts \
+    clean
 
 # Cargo itself needs a C compiler to link.
 setup:
@@ -149,7 +151,7 @@ test: setup
 
 # The tests that take longer than `make test`: the long guests' tests ten minutes in the lab, the
 # matrix an hour.
-test-full: test long-guest-tests test-paper matrix
+test-full: test long-guest-tests test-paper test-snapbpf matrix
 
 # Formatting, clippy, documentation, unused dependencies, the style of texts.
 lint: setup
@@ -211,6 +213,11 @@ test-clients-short: build firecracker-clients
 test-paper: setup
 	cargo test --workspace --test paper -- --ignored
 
+# SnapBPF's prefetch by a BPF program, in a lab with the module that it needs: two minutes.
+test-snapbpf: lab
+	$(firn) lab build --snapbpf
+	$(xtask) test-snapbpf
+
 # Tools that deploy functions, against a daemon without microVMs: half a minute.
 test-tools: tools
 	cargo test -p firn-api --lib -- --ignored tools_deploy
@@ -255,6 +262,13 @@ bench-network: setup
 # Records the traces that are missing, or those of FUNCTIONS="json image" again.
 traces: lab images
 	$(xtask) traces
+
+# PASS table 2 and figure 4 in the lab, which has a DAX file system, and counts in place of times: of
+# instructions for the table. OUT=FOLDER (results) gets the results, RUNS (5) is their number.
+dax-counts: lab
+	mkdir -p "$(or $(OUT),results)"
+	$(in-dax-lab) --icount -- sh /in/dax-counts.sh pass-table-2 --runs $(or $(RUNS),5)
+	$(in-dax-lab) -- sh /in/dax-counts.sh pass-figure-4 --runs $(or $(RUNS),5)
 
 # The cache is kept. Remove its folder to build the lab and the guest anew.
 clean:

@@ -166,6 +166,7 @@ fn a_papers_places_are_compared_one_by_one() {
             budgets: Vec::new(),
             costs: Vec::new(),
             programs: Vec::new(),
+            kernel_faults: Vec::new(),
             left_out: std::collections::BTreeMap::new(),
         }
     };

@@ -36,6 +36,7 @@ pub mod demo;
 pub mod floor;
 mod free_reads;
 pub mod freeze;
+mod ftrace;
 mod harness;
 mod host;
 mod medium;
@@ -63,6 +64,7 @@ pub use capacity::{
 pub use cgroup::{GroupUsage, MemoryLimit};
 pub use compare::{CompareError, Compared, ComparedRow, Measured, Verdict};
 pub use cost::{CostRow, Costs, Prices};
+pub use ftrace::FtraceError;
 pub use harness::Harness;
 pub use host::{Host, HostError, KvmKind};
 pub use medium::MediumError;

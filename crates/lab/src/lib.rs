@@ -19,7 +19,8 @@ mod request;
 mod run;
 
 pub use build::{
-    Addition, BuildError, ImageBuild, ParseAdditionError, Progress, build, build_guest, build_image,
+    Addition, BuildError, ImageBuild, ParseAdditionError, Progress, build, build_guest,
+    build_image, build_snapbpf,
 };
 pub use cache::{cache_dir, guest_file, is_built};
 pub use channel::ReceiveError;

@@ -36,6 +36,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod bpf;
 pub mod compare;
 pub mod copy_ahead;
 mod executor;
@@ -58,6 +59,7 @@ pub mod trace;
 pub mod uffd;
 mod verify;
 
+pub use bpf::{BpfCost, BpfCosts, BpfError, Prefetch};
 pub use executor::{
     AfterResume, ExecuteError, ExecuteReport, Executed, ImageSource, Sources, StepError,
     StepReport, execute, execute_in,

@@ -180,7 +180,7 @@ stages! {
     Open: firn_snapshot::OpenError, firn_snapshot::OpenPooledError, firn_pool::ClientError,
         firn_memory::copy_ahead::RequestCopyError;
     Plan: firn_memory::planners::PlanSnapshotError;
-    Load: firn_memory::loader::LoadError;
+    Load: firn_memory::loader::LoadError, firn_memory::BpfError;
     Incompatible: firn_vmm::IncompatibleError;
     Execute: firn_memory::ExecuteError, firn_memory::VerifyPlanError;
     Schedule: firn_memory::StepError;

@@ -20,7 +20,7 @@ use crate::{Result, prose, unused};
 type Task = fn(&Context) -> Result<()>;
 
 /// Name, purpose and function of every task.
-pub(crate) const ALL: [(&str, &str, Task); 21] = [
+pub(crate) const ALL: [(&str, &str, Task); 22] = [
     ("guests", "build the files for Linux guests, and the lab if they run there", guests),
     ("test", "run all checks and tests of a change", test),
     ("lint", "check formatting, lints, documentation and dependencies", checks::lint),
@@ -30,6 +30,7 @@ pub(crate) const ALL: [(&str, &str, Task); 21] = [
     ("unit-tests", "run every test that needs no Linux guest", unit::unit_tests),
     ("monitor-tests", "run the tests that need a KVM in the lab", unit::monitor_tests),
     ("lab-tests", "run the tests of the lab, and those that need its kernel", unit::lab_tests),
+    ("test-snapbpf", "run the tests that need SnapBPF's module", unit::snapbpf),
     ("guest-tests", "run the tests in real guests", guests::guest_tests),
     ("lab-and-guest-tests", "run the tests of both at once", guests::lab_and_guest_tests),
     ("long-guest-tests", "run the long tests in real guests", guests::long_guest_tests),

@@ -110,9 +110,23 @@ fn lab_tests_run_three_programs() {
             &format!("cargo test --workspace --lib {JSON}"),
             &format!("cargo test --workspace --test lost {JSON}"),
             "cargo test --workspace --test lab --test lab_interrupts --test lab_pool -- --ignored --test-threads=1",
-            "/t/release/firn lab run --in firn_memory -- /in/firn_memory --ignored recorders::bpf",
+            "/t/release/firn lab run --in firn_memory -- /in/firn_memory --ignored bpf::tests::",
             "/t/release/firn lab run --cpus 1 --fsdax --in lost --env FIRN_REQUIRE=kvm,root,disk,dax -- sh -c \
              'mkdir -p /t/debug; ln -s /bin/firn /t/debug/firn; /in/lost --test-threads=1'",
+        ]
+    );
+}
+
+#[test]
+fn snapbpf_has_its_module() {
+    assert_eq!(
+        commands("test-snapbpf", host(true, false)),
+        [
+            &format!("cargo test --workspace --lib {JSON}"),
+            &format!("cargo test --workspace --test snapbpf {JSON}"),
+            "/t/release/firn lab run --cpus 1 --in firn_memory --in snapbpf --in /c/lab/firn_snapbpf.ko -- sh -c \
+             'mkdir -p /t/debug; ln -s /bin/firn /t/debug/firn; insmod /in/firn_snapbpf.ko; \
+             /in/firn_memory --ignored bpf::prefetch && /in/snapbpf --ignored'",
         ]
     );
 }

@@ -100,7 +100,24 @@ pub(super) fn lab_steps(context: &Context) -> Result<[Step; 3]> {
     let script = format!("{}; {} --test-threads=1", lab::with_firn(paths), lab::inside(&lost));
     let in_lab = lab::run(paths, "--cpus 1 --fsdax").arg("--in").arg(&lost);
     let in_lab = in_lab.args(["--env", "FIRN_REQUIRE=kvm,root,disk,dax", "--", "sh", "-c"]);
-    Ok([lab, recorders.args(["--ignored", "recorders::bpf"]), in_lab.arg(script)])
+    Ok([lab, recorders.args(["--ignored", "bpf::tests::"]), in_lab.arg(script)])
+}
+
+/// The tests of SnapBPF's prefetch by the kernel, in a lab with the module.
+pub(super) fn snapbpf(context: &Context) -> Result<()> {
+    let Context { runner, paths, .. } = context;
+    let memory = runner.build("test --workspace --lib", "firn_memory")?;
+    let program = runner.build("test --workspace --test snapbpf", "snapbpf")?;
+    let script = format!(
+        "{}; insmod /in/firn_snapbpf.ko; {} --ignored bpf::prefetch && {} --ignored",
+        lab::with_firn(paths),
+        lab::inside(&memory),
+        lab::inside(&program)
+    );
+    let step = [&memory, &program, &paths.cache.join("lab/firn_snapbpf.ko")]
+        .into_iter()
+        .fold(lab::run(paths, "--cpus 1"), |step, file| step.arg("--in").arg(file));
+    runner.run(&step.args(["--", "sh", "-c"]).arg(script))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The rows of the table of experiments, in the order of the papers and their figures.
 
-use super::replays::{Quantity, Replays, Shape, Storage};
+use super::replays::{Medium, Quantity, Replays, Shape, Storage};
 use super::systor::{self, SystorExperiment};
 use super::table::{Experiment, Verdict, Way};
 use crate::tier::Throttle;
@@ -91,6 +91,9 @@ const DISKS: &[Storage] = &[
     Storage { name: "remote EBS", limits: limits(64_000, 1_000_000_000) },
 ];
 
+/// PASS figure 4. The paper has FaaSnap alone.
+const FAASNAP_BY_MEDIUM: Replays =
+    Replays { planners: &["faasnap"], traces: NINE, quantity: Quantity::Fetch, ..Replays::ONE };
 /// PASS figure 14 and its costs: budgets that microVMs fill.
 const FILLED: Replays = Replays {
     planners: OF_PASS,
@@ -161,11 +164,20 @@ pub static EXPERIMENTS: [Experiment; 36] = [
         name: "pass-figure-4",
         source: "PASS 2.4, figure 4",
         title: "FaaSnap on a DAX file system",
-        way: Way::Missing {
-            reason: "only the lab has a DAX file system, and its times mean nothing",
-            needs: "persistent or CXL memory with ext4-dax (`--dir` on it), beside an SSD",
-        },
-        verdict: Verdict::CannotShow,
+        way: Way::Replays(&[
+            Replays {
+                medium: Medium::Dax,
+                remarks: &["The snapshots are on a DAX file system."],
+                ..FAASNAP_BY_MEDIUM
+            },
+            Replays {
+                part: "page-cache",
+                medium: Medium::PageCache,
+                remarks: &["The snapshots are on a file system with a page cache."],
+                ..FAASNAP_BY_MEDIUM
+            },
+        ]),
+        verdict: Verdict::NotMeasured,
         measured: "",
     },
     Experiment {
@@ -255,11 +267,17 @@ pub static EXPERIMENTS: [Experiment; 36] = [
         name: "pass-table-2",
         source: "PASS 2.5, table 2",
         title: "DAX faults of a start",
-        way: Way::Missing {
-            reason: "only the lab has a DAX file system, which has counts and no times",
-            needs: "persistent or CXL memory with ext4-dax, and a count of `dax_iomap_pte_fault`",
-        },
-        verdict: Verdict::CannotShow,
+        way: Way::Replays(&[Replays {
+            planners: &["vanilla_dax"],
+            traces: &["recognition-a"],
+            medium: Medium::Dax,
+            quantity: Quantity::KernelFaults,
+            remarks: &[
+                "The kernel times its own functions, which takes time that is part of the total and of the outer function.",
+            ],
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::NotMeasured,
         measured: "",
     },
     Experiment {
@@ -297,8 +315,8 @@ pub static EXPERIMENTS: [Experiment; 36] = [
             remarks: &["A warm invocation repeats the trace in the same microVM."],
             ..Replays::ONE
         }]),
-        verdict: Verdict::NotMeasured,
-        measured: "",
+        verdict: Verdict::Partly("as to Firecracker and Cached, not as to REAP"),
+        measured: "[five functions](faasnap.md#figure-1-parts-of-an-invocation)",
     },
     Experiment {
         name: "faasnap-figure-2",
@@ -343,8 +361,8 @@ pub static EXPERIMENTS: [Experiment; 36] = [
             same_input: SYNTHETIC,
             ..Replays::ONE
         }]),
-        verdict: Verdict::Partly("on hello and mmap, not on read-list"),
-        measured: "[three traces](restores.md#the-papers-figures-with-the-functions-own-work)",
+        verdict: Verdict::Partly("on mmap, not on hello and read-list"),
+        measured: "[three functions](faasnap.md#figure-7-synthetic-functions)",
     },
     Experiment {
         name: "faasnap-figure-8",
@@ -441,7 +459,7 @@ pub static EXPERIMENTS: [Experiment; 36] = [
             ..TEN_OF_SNAPBPF
         }]),
         verdict: Verdict::Partly("as to FaaSnap, not as to REAP"),
-        measured: "[eight traces](restores.md#the-papers-figures-with-the-functions-own-work)",
+        measured: "[eight functions](snapbpf.md#figure-3a-latency-of-one-instance)",
     },
     Experiment {
         name: "snapbpf-figure-3b",

@@ -5,6 +5,7 @@
 //! alone.
 
 mod experiments;
+mod kernel_faults;
 mod outcome;
 #[cfg(test)]
 mod page;
@@ -26,9 +27,10 @@ use firn_run::cgroup::CgroupError;
 use firn_snapshot::{OpenError, Snapshot};
 
 pub use experiments::EXPERIMENTS;
+pub use kernel_faults::{FunctionTime, KernelFaults, KernelFaultsError};
 pub use outcome::{Outcome, Place, Priced, Settings};
 pub use programs::{Programs, ProgramsError};
-pub use replays::{Quantity, Replays, Shape, Storage};
+pub use replays::{Medium, Quantity, Replays, Shape, Storage};
 pub use table::{Experiment, FindError, Verdict, Way, document, find, help, listing};
 
 use crate::batch::Jails;
@@ -36,8 +38,11 @@ use crate::capacity::{Budget, FillError, fill};
 use crate::cgroup::MemoryLimit;
 use crate::harness::Harness;
 use crate::host::{Host, HostError};
+use crate::medium::is_dax;
 use crate::player::{GapFactor, Leaves};
-use crate::players::{PlayersConfig, PlayersError, PoolPlayers, Prepared, host_of, sanitises};
+use crate::players::{
+    PlayersConfig, PlayersError, PoolPlayers, Prepared, Subject, host_of, sanitises,
+};
 use crate::progress::Part;
 use crate::thaw::{RESULTS_VERSION, Session, SessionError, to_repeat};
 use crate::tier::{EmulateError, EmulatedDisk, Throttle};
@@ -96,6 +101,20 @@ pub enum PaperError {
     /// The cost of BPF programs cannot be measured.
     #[error(transparent)]
     Programs(#[from] ProgramsError),
+    /// The time in the kernel's page faults cannot be measured.
+    #[error(transparent)]
+    KernelFaults(#[from] KernelFaultsError),
+    /// The snapshots would be on a medium of the wrong kind.
+    #[error(
+        "{name} needs --dir on a DAX file system (ext4 or XFS mounted with -o dax=always), and a directory for temporary files \
+         (TMPDIR) on one with a page cache: {path} is none; `make dax-counts` has both, and counts in place of times"
+    )]
+    Medium {
+        /// The experiment's file.
+        name: String,
+        /// The directory.
+        path: PathBuf,
+    },
 }
 
 impl PaperConfig {
@@ -192,6 +211,7 @@ impl Runner<'_> {
             budgets: Vec::new(),
             costs: Vec::new(),
             programs: Vec::new(),
+            kernel_faults: Vec::new(),
             left_out,
         };
         let emulated = matches!(self.replays.shape, Shape::Storage(_));
@@ -221,21 +241,36 @@ impl Runner<'_> {
         Ok(outcome)
     }
 
+    /// The directory of the snapshots; none for that of temporary files.
+    fn directory(&self) -> Option<&Path> {
+        let given = self.config.directory.as_deref();
+        given.filter(|_| self.replays.medium != Medium::PageCache)
+    }
+
     /// This host, with the medium of the snapshots where the experiment does not make one.
     fn host(&self) -> Result<Host, PaperError> {
-        let PaperConfig { directory, pool, .. } = self.config;
-        let pool =
-            pool.as_deref().map(|socket| PoolPlayers::connect(socket, self.harness.progress));
+        let pool = self.config.pool.as_deref();
+        let pool = pool.map(|socket| PoolPlayers::connect(socket, self.harness.progress));
         let pool = pool.transpose().map_err(PlayersError::from)?;
         let temporary = std::env::temp_dir();
-        Ok(host_of(directory.as_deref().unwrap_or(&temporary), pool.as_ref())?)
+        let directory = self.directory().unwrap_or(&temporary);
+        let fits = match self.replays.medium {
+            Medium::Any => true,
+            Medium::Dax => is_dax(directory),
+            Medium::PageCache => !is_dax(directory),
+        };
+        if !fits {
+            let (name, path) = (self.experiment.file(self.replays), directory.to_owned());
+            return Err(PaperError::Medium { name, path });
+        }
+        Ok(host_of(directory, pool.as_ref())?)
     }
 
     /// Makes the disk that the experiment emulates, and runs the group on it, or where the
     /// snapshots otherwise are.
     fn measure(&self, group: &Group<'_>, outcome: &mut Outcome) -> Result<(), PaperError> {
         let Shape::Storage(disks) = self.replays.shape else {
-            return self.measure_in(self.config.directory.as_deref(), None, group, outcome);
+            return self.measure_in(self.directory(), None, group, outcome);
         };
         let disk = EmulatedDisk::make(systor::available() / 2)?;
         self.measure_in(Some(disk.path()), Some((&disk, disks)), group, outcome)
@@ -309,12 +344,42 @@ impl Runner<'_> {
                 }
             }
         }
-        if self.replays.quantity == Quantity::Programs {
-            for player in &prepared.players {
-                outcome.programs.push(Programs::measure(player, self.config.runs)?);
+        match self.replays.quantity {
+            Quantity::Programs => {
+                for player in &prepared.players {
+                    outcome.programs.push(Programs::measure(player, self.config.runs)?);
+                }
             }
+            Quantity::KernelFaults => {
+                let session = self.planners(1, &prepared, prepared.subjects.clone());
+                let (cache, interrupt) = (self.replays.cache, self.harness.interrupt);
+                let measured = KernelFaults::measure(&session, &prepared.host, cache, interrupt)?;
+                outcome.kernel_faults.extend(measured);
+            }
+            _ => {}
         }
         Ok(())
+    }
+
+    /// A session of these planners.
+    fn planners(&self, concurrency: u32, prepared: &Prepared, subjects: Vec<Subject>) -> Session {
+        Session {
+            program: self.harness.program.clone(),
+            jails: self.jails(),
+            players: prepared.players.clone(),
+            subjects,
+            runs: self.config.runs,
+            warm_up: 0,
+            concurrency,
+            replicas: prepared.room,
+            caches: vec![self.replays.cache],
+            standby: false,
+            open_loop: 0,
+            mix: None,
+            faults: self.replays.quantity.times_touches(),
+            warm: self.replays.warm,
+            shortened: true,
+        }
     }
 
     fn jails(&self) -> Jails {
@@ -336,23 +401,8 @@ impl Runner<'_> {
     ) -> Result<(), PaperError> {
         let mut subjects = prepared.subjects.clone();
         while !subjects.is_empty() {
-            let session = Session {
-                program: self.harness.program.clone(),
-                jails: self.jails(),
-                players: prepared.players.clone(),
-                subjects: subjects.iter().chain(to_repeat(&subjects)).cloned().collect(),
-                runs: self.config.runs,
-                warm_up: 0,
-                concurrency,
-                replicas: prepared.room,
-                caches: vec![self.replays.cache],
-                standby: false,
-                open_loop: 0,
-                mix: None,
-                faults: self.replays.quantity.times_touches(),
-                warm: self.replays.warm,
-                shortened: true,
-            };
+            let twice = subjects.iter().chain(to_repeat(&subjects)).cloned().collect();
+            let session = self.planners(concurrency, prepared, twice);
             let progress = Part { name: place, progress: self.harness.progress };
             let results = session.run(
                 prepared.host.clone(),

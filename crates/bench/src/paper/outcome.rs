@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::kernel_faults::KernelFaults;
 use super::programs::Programs;
 use super::replays::Quantity;
 use crate::capacity::Capacities;
@@ -57,6 +58,9 @@ pub struct Outcome {
     /// The cost of BPF programs, in an experiment that measures it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub programs: Vec<Programs>,
+    /// The time in the kernel's page faults, in an experiment that measures it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kernel_faults: Vec<KernelFaults>,
     /// The planners that were not measured, with the reasons.
     pub left_out: BTreeMap<String, String>,
 }
@@ -115,6 +119,7 @@ impl Outcome {
         self.sessions = earlier.sessions;
         self.budgets = earlier.budgets;
         self.programs = earlier.programs;
+        self.kernel_faults = earlier.kernel_faults;
         self.left_out.extend(earlier.left_out);
     }
 

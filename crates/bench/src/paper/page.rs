@@ -200,7 +200,9 @@ impl Outcome {
 
     /// The table of an experiment that has no row for each planner.
     fn without_rows(&self) -> Option<String> {
-        self.histogram_markdown().or_else(|| self.programs_markdown())
+        self.histogram_markdown()
+            .or_else(|| self.programs_markdown())
+            .or_else(|| self.kernel_faults_markdown())
     }
 
     /// How it was measured, and the noise.

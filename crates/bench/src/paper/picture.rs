@@ -7,6 +7,7 @@ use super::replays::Quantity;
 use crate::capacity::CapacityRow;
 use crate::cost::CostRow;
 use crate::picture::chart::{Bar, Chart, Line, Lines, Marks, Panel, Point};
+use crate::stats::Summary;
 use crate::text::number;
 use crate::thaw::Row;
 
@@ -48,6 +49,7 @@ impl Outcome {
             Quantity::Price => self.over_prices(),
             Quantity::FaultTimes => self.histograms(),
             Quantity::Programs => vec![self.program_bars()],
+            Quantity::KernelFaults => self.kernel_fault_bars(),
             _ => {
                 let traces = self.traces().into_iter();
                 let panel = |trace| match &self.sessions[..] {
@@ -177,6 +179,25 @@ impl Outcome {
             }
         }
         panels
+    }
+
+    /// A panel for each trace and planner: the total, and the kernel's functions, of which one
+    /// contains another.
+    fn kernel_fault_bars(&self) -> Vec<Panel> {
+        let bar = |name: &str, ms: &Summary| Bar {
+            name: name.to_owned(),
+            parts: vec![(0, ms.median)],
+            whisker: None,
+            value: number(ms.median),
+        };
+        let panels = self.kernel_faults.iter().map(|faults| {
+            let total = bar("request to last page", &faults.total_ms);
+            let functions = faults.functions.iter().rev().map(|(name, f)| bar(name, &f.ms));
+            let title = format!("{} on {}", faults.planner, faults.trace);
+            let marks = Marks::Bars(std::iter::once(total).chain(functions).collect());
+            Panel { title, unit: self.quantity.unit().to_owned(), marks }
+        });
+        panels.collect()
     }
 
     fn program_bars(&self) -> Panel {

@@ -1,7 +1,7 @@
 //! The cost of SnapBPF's programs (SnapBPF 4, "Overheads").
 
 use firn_memory::page_cache::evict;
-use firn_memory::recorders::{BpfCost, BpfCosts, BpfError};
+use firn_memory::{BpfCost, BpfCosts, BpfError};
 use firn_snapshot::{OpenError, Snapshot};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;

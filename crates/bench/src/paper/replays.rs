@@ -18,6 +18,8 @@ pub struct Replays {
     pub traces: &'static [&'static str],
     /// The page cache before each run.
     pub cache: Cache,
+    /// Where the snapshots are.
+    pub medium: Medium,
     /// Whether the recorded work between touches is replayed too.
     pub work: bool,
     /// Whether the pages that the guests held free have content. FaaSnap is always measured on
@@ -45,6 +47,7 @@ impl Replays {
         planners: &[],
         traces: &[],
         cache: Cache::Cold,
+        medium: Medium::Any,
         work: true,
         unsanitised: false,
         different: false,
@@ -59,11 +62,24 @@ impl Replays {
     pub(super) fn measures_as(&self, other: &Self) -> bool {
         let Self { part, quantity, remarks, .. } = *self;
         let touches = [self, other].map(|replays| replays.quantity.times_touches());
-        let programs = [self, other].map(|replays| replays.quantity == Quantity::Programs);
+        let more = [self, other].map(|replays| {
+            [Quantity::Programs, Quantity::KernelFaults].map(|more| replays.quantity == more)
+        });
         touches[0] == touches[1]
-            && programs[0] == programs[1]
+            && more[0] == more[1]
             && Self { part, quantity, remarks, ..*other } == *self
     }
+}
+
+/// The medium of an experiment's snapshots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// [`PaperConfig::directory`](super::PaperConfig::directory), whatever it is.
+    Any,
+    /// The same, which must be on a DAX file system.
+    Dax,
+    /// The directory for temporary files, which must have a page cache.
+    PageCache,
 }
 
 /// How an experiment runs.
@@ -109,6 +125,8 @@ pub enum Quantity {
     SpeedUp,
     /// Cost of the BPF programs, ms.
     Programs,
+    /// Time in the kernel's functions for page faults, ms.
+    KernelFaults,
     /// The number of microVMs that a budget carries.
     Carried,
     /// The price of a microVM's memory.
@@ -134,7 +152,7 @@ impl Quantity {
             Self::Parts => "setup and invocation, ms",
             Self::FaultTimes => "touches of a microVM by their time",
             Self::SpeedUp => "time of the first planner divided by its own",
-            Self::Programs => "time, ms",
+            Self::Programs | Self::KernelFaults => "time, ms",
             Self::Carried => "microVMs at once",
             Self::Price => "price of a microVM",
             Self::Total => "request to last page, ms",

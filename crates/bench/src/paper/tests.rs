@@ -28,6 +28,7 @@ pub(super) fn outcome(quantity: Quantity, places: &[&str]) -> Outcome {
         budgets: Vec::new(),
         costs: Vec::new(),
         programs: Vec::new(),
+        kernel_faults: Vec::new(),
         left_out: BTreeMap::new(),
     };
     for place in places {
@@ -116,7 +117,7 @@ fn experiments_are_found_by_name_and_paper() {
     let missing = EXPERIMENTS.iter().filter(|e| matches!(e.way, Way::Missing { .. })).count();
     assert_eq!(names(&["all"]).unwrap().len(), EXPERIMENTS.len() - missing);
     assert_eq!(names(&["pass-figure-99"]), Err(FindError::Unknown("pass-figure-99".to_owned())));
-    let error = names(&["pass-figure-4"]).unwrap_err().to_string();
+    let error = names(&["faasnap-figure-8"]).unwrap_err().to_string();
     assert!(error.contains("cannot be measured") && error.contains("it needs"), "{error}");
 }
 
@@ -306,6 +307,47 @@ fn programs_are_a_share_of_the_total() {
     assert!(well_formed(&outcome.draw()));
     let json = serde_json::to_string(&outcome).unwrap();
     assert_eq!(serde_json::from_str::<Outcome>(&json).unwrap(), outcome);
+}
+
+#[test]
+fn the_kernels_page_faults_are_shares_of_the_total() {
+    let mut outcome = outcome(Quantity::KernelFaults, &["1"]);
+    let of = |value: f64| crate::Summary::of(&[value]).unwrap();
+    let function =
+        |name: &str, ms| (name.to_owned(), FunctionTime { calls: of(400.0), ms: of(ms) });
+    outcome.kernel_faults.push(KernelFaults {
+        trace: "json-a".to_owned(),
+        planner: "vanilla_dax".to_owned(),
+        total_ms: of(8.0),
+        functions: [function("dax", 1.0), function("kvm_mmu_page_fault", 2.0)].into(),
+    });
+    let text = outcome.markdown();
+    let row = |name: &str| text.lines().position(|line| line.contains(name)).unwrap();
+    assert!(row("(request to last page)") < row("| kvm_mmu_page_fault "), "{text}");
+    assert!(
+        row("| kvm_mmu_page_fault ") < row("| dax "),
+        "the outer function is the first: {text}"
+    );
+    assert!(text.contains("| 25.0 % ") && text.contains("| 12.5 % "), "{text}");
+    let picture = outcome.draw();
+    assert!(well_formed(&picture) && picture.contains(">kvm_mmu_page_fault<"), "{picture}");
+    let json = serde_json::to_string(&outcome).unwrap();
+    assert_eq!(serde_json::from_str::<Outcome>(&json).unwrap(), outcome);
+}
+
+#[test]
+fn an_experiment_of_a_dax_file_system_is_refused_on_another() {
+    let directory = tempfile::tempdir().unwrap();
+    let (experiment, part) = replays().find(|(_, replays)| replays.medium == Medium::Dax).unwrap();
+    let config =
+        PaperConfig { directory: Some(directory.path().to_owned()), ..PaperConfig::default() };
+    let interrupt = crate::Interrupt::catch().unwrap();
+    let harness =
+        Harness { program: "firn".into(), interrupt: &interrupt, progress: &crate::Quiet };
+    let error = config.run(experiment, part, Vec::new(), &harness, |_| {}).unwrap_err();
+    let text = error.to_string();
+    let path = directory.path().display().to_string();
+    assert!(text.contains("DAX") && text.contains(&path) && text.contains("dax-counts"), "{text}");
 }
 
 #[test]

@@ -113,6 +113,7 @@ impl Outcome {
         }
         tables.extend(self.histogram_markdown());
         tables.extend(self.programs_markdown());
+        tables.extend(self.kernel_faults_markdown());
         tables.extend(self.budgets_markdown());
         tables.extend(self.costs_markdown());
         let mut text = format!(
@@ -213,6 +214,33 @@ impl Outcome {
                 ]
             })
             .collect();
+        (!rows.is_empty()).then(|| markdown(&head, &rows))
+    }
+
+    /// The kernel's functions in the order of their time.
+    pub(super) fn kernel_faults_markdown(&self) -> Option<String> {
+        let head = ["trace", "planner", "function of the kernel", "calls", "ms", "of the total"];
+        let mut rows = Vec::new();
+        for faults in &self.kernel_faults {
+            let row = |name: &str, calls: String, ms: &Summary| {
+                let share = 100.0 * ms.median / faults.total_ms.median;
+                let share = format!("{} %", number(share));
+                vec![
+                    faults.trace.clone(),
+                    faults.planner.clone(),
+                    name.to_owned(),
+                    calls,
+                    with_interval(ms),
+                    share,
+                ]
+            };
+            rows.push(row("(request to last page)", String::new(), &faults.total_ms));
+            let mut functions: Vec<_> = faults.functions.iter().collect();
+            functions.sort_by(|(_, a), (_, b)| b.ms.median.total_cmp(&a.ms.median));
+            rows.extend(
+                functions.iter().map(|(name, f)| row(name, with_interval(&f.calls), &f.ms)),
+            );
+        }
         (!rows.is_empty()).then(|| markdown(&head, &rows))
     }
 

@@ -23,6 +23,9 @@ pub(crate) enum LabCommand {
         /// Build only the guest's files, for a host that runs Linux guests itself
         #[arg(long)]
         guest_only: bool,
+        /// Build only the module for the lab's kernel that `snapbpf:prefetch=kernel` needs
+        #[arg(long, conflicts_with = "guest_only")]
+        snapbpf: bool,
     },
     /// Run a command in the lab and exit with its exit code
     #[command(after_help = "\
@@ -85,7 +88,7 @@ pub(crate) struct RunArgs {
     /// Size of /dev/dax0.0, such as 512M, if it is created
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = |text: &str| mebibytes(text, 64..=1 << 20))]
     pmem_size: u64,
-    /// Add a second NVDIMM with an empty ext4 of 512 MiB for `mount -o dax=always /dev/pmem1`
+    /// Add a second NVDIMM with an empty ext4 of 1.5 GiB for `mount -o dax=always /dev/pmem1`
     #[arg(long)]
     fsdax: bool,
     /// Print one JSON object with exit code, output and error output when the command has exited
@@ -148,7 +151,11 @@ struct Report<'a> {
 /// The lab itself failed, or the run was stopped; see [`LabError::exit_code`].
 pub(crate) fn run(command: LabCommand) -> Result<ExitCode, LabError> {
     match command {
-        LabCommand::Build { guest_only } => {
+        LabCommand::Build { snapbpf: true, .. } => {
+            firn_lab::build_snapbpf(&progress)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        LabCommand::Build { guest_only, .. } => {
             let firn = std::env::current_exe().map_err(|source| BuildError::File {
                 action: "find",
                 path: "firn".into(),

@@ -6,19 +6,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use firn_base::{ErrorChain, PAGE_SIZE, now_ns};
-use firn_pool::RemoveError;
 use firn_run::jail::Jail;
 use firn_run::monitor::Monitor;
 use firn_run::{
-    BootSpec, Descriptors, Failed, FreezeInstanceError, HostSpec, Instances, Making, NetworkSpec,
-    OpenedFile, Origin, OwnedInstance, PoolManagerError, ReadyUse, ReplaySpec, RoleCredentials,
-    ScratchSpec, Sockets, SourceSpec, StartReport, StartSpec, ThawSpec,
+    BootSpec, Descriptors, HostSpec, Instances, Making, NetworkSpec, OpenedFile, Origin,
+    OwnedInstance, ReadyUse, ReplaySpec, RoleCredentials, ScratchSpec, Sockets, SourceSpec,
+    StartReport, StartSpec, ThawSpec,
 };
-use firn_snapshot::{Destination, KeyError, Verify};
+use firn_snapshot::{Destination, Verify};
 use firn_vmm::{NetworkConfig, Shape};
 use tokio::time::timeout;
 
 use super::cpu::Cpus;
+use super::launch_errors::{FreezeError, LaunchError, PlanError, RemoveSnapshotError};
 use super::microvm::{END_LIMIT, Microvm};
 use super::network::FunctionNetwork;
 use super::pool::SnapshotPool;
@@ -27,10 +27,10 @@ use super::ready::{Make, ReadyClones, Waiting};
 use super::scratch::Scratch;
 use super::snapshot_keys::SnapshotKeys;
 use super::standby::{Prepare, Standbys, ThawKey};
-use crate::blocking::{TaskFailed, blocking};
+use crate::blocking::blocking;
 use crate::functions::{
-    ImageError, Images, NETWORK_VARIABLE, PLANNER_VARIABLE, Roles, SnapshotPlace, Version,
-    VersionSnapshot, snapshot_name,
+    ImageError, Images, NETWORK_VARIABLE, Roles, SnapshotPlace, Version, VersionSnapshot,
+    snapshot_name,
 };
 
 /// Memory of a guest besides the function's memory, for its kernel and the agent, MiB.
@@ -114,97 +114,6 @@ pub(crate) struct Frozen {
     pub(crate) place: SnapshotPlace,
     /// Size of its stored image, bytes.
     pub(crate) bytes: u64,
-}
-
-/// A microVM did not start.
-#[derive(Debug, thiserror::Error)]
-pub enum LaunchError {
-    /// The function's image cannot be used.
-    #[error(transparent)]
-    Image(#[from] ImageError),
-    /// The function's after-restore hooks failed.
-    #[error("the function failed: {}", .0.error)]
-    Function(Failed),
-    /// The microVM's monitor reported an error.
-    #[error("the microVM did not start")]
-    Start(#[source] firn_run::StartError),
-    /// The snapshot is in a pool, but the daemon has none.
-    #[error("the snapshot {0:?} is in a pool; start the daemon with --pool")]
-    NoPool(String),
-    /// The pool's manager cannot be reached.
-    #[error(transparent)]
-    Pool(#[from] PoolManagerError),
-    /// The key of the snapshot's signature cannot be used.
-    #[error("cannot check the snapshot's signature")]
-    Key(#[from] KeyError),
-    /// The task that starts the microVM failed.
-    #[error(transparent)]
-    Task(#[from] TaskFailed),
-}
-
-impl LaunchError {
-    /// Whether the pool's manager cannot start while microVMs of the one before it run.
-    pub(crate) fn is_of_earlier_clients(&self) -> bool {
-        matches!(self, Self::Pool(PoolManagerError::HasClients { .. }))
-    }
-}
-
-/// A microVM was not frozen.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum FreezeError {
-    #[error("cannot freeze the microVM")]
-    Freeze(#[from] FreezeInstanceError),
-    #[error("the freeze took longer than {0:?} (--start-limit)")]
-    TimedOut(Duration),
-    #[error("the snapshot's place is not available")]
-    Place(#[source] LaunchError),
-    #[error("cannot sign the snapshot")]
-    Key(#[from] KeyError),
-    #[error(transparent)]
-    Task(#[from] TaskFailed),
-}
-
-/// A frozen version has no planner.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum PlanError {
-    #[error("the planner that {PLANNER_VARIABLE} names cannot thaw the snapshot")]
-    Named(#[source] LaunchError),
-    /// The last planner's error.
-    #[error("no planner can thaw the snapshot")]
-    None(#[source] LaunchError),
-    #[error(transparent)]
-    Task(#[from] TaskFailed),
-}
-
-/// A snapshot was not removed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum RemoveSnapshotError {
-    #[error("cannot remove the snapshot's directory")]
-    Directory(#[source] std::io::Error),
-    #[error("cannot remove the snapshot from the pool")]
-    Pool(#[from] RemoveError),
-    #[error("the snapshot is in a pool; start the daemon with --pool")]
-    NoPool,
-    #[error("the removal of the snapshot took longer than {0:?} (--start-limit)")]
-    TimedOut(Duration),
-    #[error(transparent)]
-    Task(#[from] TaskFailed),
-}
-
-impl RemoveSnapshotError {
-    /// Whether the pool has no snapshot of this name.
-    pub(crate) fn is_missing(&self) -> bool {
-        matches!(self, Self::Pool(error) if error.is_unknown())
-    }
-}
-
-impl From<firn_run::StartError> for LaunchError {
-    fn from(error: firn_run::StartError) -> Self {
-        match error {
-            firn_run::StartError::Function(failed) => Self::Function(failed),
-            error => Self::Start(error),
-        }
-    }
 }
 
 /// What a start gets of the request that it is for.

@@ -17,7 +17,8 @@ use firn_vmm::ControlError;
 
 use super::fleet::{AcquireError, Fleet, Lease, LeaseRequest, Reservation, Vm};
 use super::lambda_log::log;
-use super::launcher::{FreezeError, Frozen, LaunchError, PlanError, Thawed};
+use super::launch_errors::{FreezeError, LaunchError, PlanError};
+use super::launcher::{Frozen, Thawed};
 use super::microvm::Microvm;
 use super::report::{InvocationReport, ProcessUsage};
 use super::stream::AnswerSender;

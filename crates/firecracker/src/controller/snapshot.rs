@@ -156,6 +156,11 @@ impl Controller {
         };
         let planner = parse(planner)?;
         let name = planner.name();
+        if planner.has_program() {
+            return Err(Fault::new(format!(
+                "the planner {name} needs a BPF program, which this process may not attach: use snapbpf"
+            )));
+        }
         if backend == BackendType::Uffd {
             let text = format!("the planner {name} is for backend_type \"File\", not \"Uffd\"");
             return Err(Fault::new(text));

@@ -9,6 +9,7 @@ use std::process::Command;
 use super::addition::Addition;
 use super::apt::{Suite, clear_status};
 use super::disk::sha256;
+use super::installed::{held, is_in_status, list_contents};
 use super::recipes::{Recipe, recipe, unneeded};
 use super::store::{create_folder, remove_tree};
 use super::{BuildError, Builder};
@@ -542,24 +543,6 @@ fn remove_matching(folder: &Path, selects: &dyn Fn(&Path, bool) -> bool) -> io::
     Ok(())
 }
 
-fn is_in_status(status: &str, package: &str) -> bool {
-    status.lines().any(|line| line.strip_prefix("Package: ") == Some(package))
-}
-
-/// The descriptions of packages as a dpkg status in which they are installed and held.
-fn held(descriptions: &str) -> String {
-    const KEPT: [&str; 4] = ["Version:", "Architecture:", "Multi-Arch:", "Provides:"];
-    let mut status = String::new();
-    for line in descriptions.lines() {
-        if line.starts_with("Package:") {
-            status += &format!("{line}\nStatus: hold ok installed\n");
-        } else if line.is_empty() || KEPT.iter().any(|field| line.starts_with(field)) {
-            status += &format!("{line}\n");
-        }
-    }
-    status
-}
-
 /// Writes a program, or a script that it reads.
 fn add_program(path: &Path, text: &str) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
@@ -567,33 +550,6 @@ fn add_program(path: &Path, text: &str) -> io::Result<()> {
     path.parent().map_or(Ok(()), fs::create_dir_all)?;
     fs::write(path, text)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o755))
-}
-
-/// Names and versions of a root's packages and wheels, one in a line.
-fn list_contents(root: &Path) -> io::Result<String> {
-    let status = fs::read_to_string(root.join("var/lib/dpkg/status"))?;
-    let mut text = String::new();
-    for line in status.lines() {
-        if let Some(name) = line.strip_prefix("Package: ") {
-            text += &format!("{name} ");
-        } else if let Some(version) = line.strip_prefix("Version: ") {
-            text += &format!("{version}\n");
-        }
-    }
-    let pythons =
-        ["python3.11", "python3.13"].map(|python| format!("usr/local/lib/{python}/dist-packages"));
-    for folder in [RUNTIME].into_iter().chain(pythons.iter().map(String::as_str)) {
-        let Ok(entries) = fs::read_dir(root.join(folder)) else { continue };
-        let mut wheels = Vec::new();
-        for entry in entries {
-            let name = entry?.file_name().to_string_lossy().into_owned();
-            wheels
-                .extend(name.strip_suffix(".dist-info").map(|name| name.replace('-', " ") + "\n"));
-        }
-        wheels.sort();
-        text += &wheels.concat();
-    }
-    Ok(text)
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ const SCRATCH: EmptyDisk = EmptyDisk {
 };
 const FSDAX: EmptyDisk = EmptyDisk {
     part: "lab/fsdax.ext4",
-    size: (512 << 20, "512M"),
+    size: (1536 << 20, "1536M"),
     what: "the file system for DAX",
     dax: true,
 };

@@ -12,12 +12,14 @@ mod disk;
 mod error;
 mod guest;
 mod image;
+mod installed;
 mod java;
 mod kernel;
 mod l1;
 mod modules;
 mod qemu;
 mod recipes;
+mod snapbpf;
 mod store;
 
 use std::collections::BTreeMap;
@@ -55,6 +57,16 @@ pub fn build(agent: &Path, progress: Progress<'_>) -> Result<(), BuildError> {
 /// See [`BuildError`]. Finished parts stay in the cache.
 pub fn build_guest(agent: &Path, progress: Progress<'_>) -> Result<(), BuildError> {
     Builder::open(progress)?.guest(agent)
+}
+
+/// Builds the module for the lab's kernel that `snapbpf:prefetch=kernel` needs. The system's
+/// compiler is used.
+///
+/// # Errors
+///
+/// See [`BuildError`].
+pub fn build_snapbpf(progress: Progress<'_>) -> Result<(), BuildError> {
+    Builder::open(progress)?.snapbpf()
 }
 
 /// Builds an image and the layers that it needs. An image in the cache is built again only if its

@@ -198,7 +198,10 @@ fn indexed(steps: &[StepReport], memory: &GuestMemory) -> Vec<GuestRange> {
         .flat_map(|step| match step.step.work {
             Work::Index { guest } => vec![guest],
             Work::IndexCopy { guest } => memory.copied_in(guest),
-            Work::Preload { .. } | Work::Load { .. } | Work::Install { .. } => Vec::new(),
+            Work::Preload { .. }
+            | Work::Load { .. }
+            | Work::Prefetch { .. }
+            | Work::Install { .. } => Vec::new(),
         })
         .collect();
     ranges.sort_by_key(|range| range.start);

@@ -121,8 +121,8 @@ pub(super) fn run(
             preloaded_bytes = page_cache::preload(image, range.offset..range.offset + range.len)
                 .map_err(|source| StepError::Preload { range, source })?;
         }
-        // The loader runs it: a validated plan has none here.
-        Work::Load { .. } => {}
+        // The loader or the kernel runs it: a validated plan has none here.
+        Work::Load { .. } | Work::Prefetch { .. } => {}
         Work::Index { guest: range } => {
             memory.build_index(range).map_err(|e| StepError::Index { range, source: e.into() })?;
             indexed_bytes = range.len;

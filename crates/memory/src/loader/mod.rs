@@ -8,7 +8,8 @@
 //!
 //! A packed file is read in sequence, without copying ([`preload`]). Ranges of the image are
 //! requested with `POSIX_FADV_WILLNEED`, which reads nothing beyond them and allows the device its
-//! full queue depth. docs/concepts/loader.md has the measurement.
+//! full queue depth. docs/concepts/loader.md has the measurement. Where a plan leaves the ranges to a
+//! BPF program ([`Work::Prefetch`]), the loader reads the first page, which triggers it.
 
 use std::fs::File;
 use std::io;
@@ -44,7 +45,8 @@ pub struct LoaderReport {
     pub ranges: u64,
     /// The bytes of these ranges.
     pub bytes: u64,
-    /// Bytes read from storage: those that were not in the page cache before.
+    /// Bytes that the loader read from storage: those that were not in the page cache before. What
+    /// a BPF program has the kernel read ([`Work::Prefetch`]) is not among them.
     pub read_bytes: u64,
     /// Time from the start of the loader to its last request, ns.
     pub ns: u64,
@@ -117,14 +119,16 @@ impl Loader {
         sources: &Sources<'_>,
         request_ns: u64,
     ) -> Result<Option<Self>, LoadError> {
-        let mut ranges = Vec::new();
+        let (mut ranges, mut prefetched) = (Vec::new(), Vec::new());
         let mut from = None;
         for step in plan.schedule.iter().filter(|step| step.when == When::AtRequest) {
-            if let Work::Load { file, offset, len } = step.work {
+            match step.work {
                 // A plan loads from one file.
-                if *from.get_or_insert(file) == file {
+                Work::Load { file, offset, len } if *from.get_or_insert(file) == file => {
                     ranges.push((offset, len));
                 }
+                Work::Prefetch { image } => prefetched.push(image.len),
+                _ => {}
             }
         }
         let Some(from) = from else { return Ok(None) };
@@ -135,8 +139,8 @@ impl Loader {
         let file = file.try_clone().map_err(|source| LoadError::Open { file: from, source })?;
         let begun = LoaderReport {
             start_ns: now_ns().saturating_sub(request_ns),
-            ranges: ranges.len() as u64,
-            bytes: ranges.iter().map(|(_, len)| len).sum(),
+            ranges: (ranges.len() + prefetched.len()) as u64,
+            bytes: ranges.iter().map(|(_, len)| len).chain(&prefetched).sum(),
             ..LoaderReport::default()
         };
         let thread = std::thread::Builder::new().name("loader".into());

@@ -297,6 +297,13 @@ pub enum Work {
         /// Length in bytes: whole pages.
         len: u64,
     },
+    /// Has the kernel read a range of the image into the page cache, without a thread, once the
+    /// loader reads a page of it: SnapBPF's prefetch (3.1). The process that starts the microVM
+    /// attaches the [program](crate::Prefetch). Only [at the request](When::AtRequest).
+    Prefetch {
+        /// The range of the image: whole pages.
+        image: ImageRange,
+    },
     /// Builds the host's page tables of a range in advance: `MADV_POPULATE_READ`, which maps every
     /// page for reading and copies none.
     Index {
@@ -322,6 +329,7 @@ impl Work {
         match self {
             Self::Preload { .. } => true,
             Self::Load { .. }
+            | Self::Prefetch { .. }
             | Self::Index { .. }
             | Self::IndexCopy { .. }
             | Self::Install { .. } => false,
@@ -336,6 +344,7 @@ impl fmt::Display for Work {
             Self::Load { file, offset, len } => {
                 write!(f, "load {file} {:#x}-{:#x}", offset, offset.saturating_add(*len))
             }
+            Self::Prefetch { image } => write!(f, "have the kernel load image {image}"),
             Self::Index { guest } => write!(f, "index guest {guest}"),
             Self::IndexCopy { guest } => write!(f, "index the copy in guest {guest}"),
             Self::Install { packed } => write!(f, "install {}", packed.name()),

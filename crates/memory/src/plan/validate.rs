@@ -397,7 +397,8 @@ impl Plan {
                 return Err(PlanError::StepOrder { index });
             }
             latest = step.when;
-            if (step.when == When::AtRequest) != matches!(step.work, Work::Load { .. }) {
+            let at_request = matches!(step.work, Work::Load { .. } | Work::Prefetch { .. });
+            if (step.when == When::AtRequest) != at_request {
                 return Err(PlanError::StepTime { index });
             }
             match step.work {
@@ -408,7 +409,9 @@ impl Plan {
                 Work::Load { file: LoadFile::Packed, offset, len } => {
                     aligned("step", offset, len, Leaf::Size4K)?;
                 }
-                Work::Preload { image } => self.check_image("step", image)?,
+                Work::Preload { image } | Work::Prefetch { image } => {
+                    self.check_image("step", image)?;
+                }
                 Work::Index { guest } | Work::IndexCopy { guest } => {
                     self.check_guest("step", guest, Leaf::Size4K)?;
                 }

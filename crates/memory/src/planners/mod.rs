@@ -31,7 +31,7 @@ pub(crate) use pass_shared::PassShared;
 pub use preloaded::Preloaded;
 pub(crate) use reap::Reap;
 pub use registry::{ParsePlannerError, Selection, parse, select, split_list};
-pub(crate) use snapbpf::SnapBpf;
+pub(crate) use snapbpf::{Prefetch, SnapBpf};
 pub(crate) use vanilla_dax::VanillaDax;
 
 use std::io;
@@ -155,6 +155,12 @@ pub trait Planner: Send + Sync {
     /// Whether a recorded profile affects a start: the plan, or the copies that are made ahead.
     fn learns(&self) -> bool {
         self.uses_profile() || self.copy_rule().is_some()
+    }
+
+    /// Whether its plans leave ranges of the image to a BPF program, which the process that starts
+    /// the microVM attaches ([`Prefetch`](crate::Prefetch)).
+    fn has_program(&self) -> bool {
+        false
     }
 
     /// The contents of the file that is packed for its plans; `None` for a planner without a packed

@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use super::{
     DramCached, FaaSnap, Faast, Firecracker, Firn, Pass, PassShared, PlanInput, Planner,
-    PlannerError, Reap, SnapBpf, VanillaDax,
+    PlannerError, Prefetch, Reap, SnapBpf, VanillaDax,
 };
 use crate::copy_ahead::{Granule, Rule};
 use crate::pager::PagerPolicy;
@@ -140,12 +140,17 @@ const PLANNERS: &[Entry] = &[
     Entry {
         name: "snapbpf",
         options: &[
-            OptionEntry { key: "prefetch", values: SWITCH },
+            OptionEntry { key: "prefetch", values: Values::Setting(&["on", "kernel", "off"]) },
             OptionEntry { key: "marking", values: SWITCH },
         ],
         make: |values| match values {
             [prefetch, marking] => {
-                Box::new(SnapBpf { prefetch: *prefetch == ON, marking: *marking == ON })
+                let prefetch = match prefetch {
+                    Value::Word("kernel") => Prefetch::Kernel,
+                    Value::Word("off") => Prefetch::Off,
+                    _ => Prefetch::Loader,
+                };
+                Box::new(SnapBpf { prefetch, marking: *marking == ON })
             }
             _ => Box::new(SnapBpf::default()),
         },

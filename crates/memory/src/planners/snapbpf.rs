@@ -5,7 +5,8 @@
 //! grouped into contiguous ranges and sorted by first access. At a start these ranges are read into
 //! the page cache in that order. There is no second file, and the page cache shares every page
 //! between the microVMs of a snapshot. The paper's BPF program issues the reads through a kernel
-//! function of its own; here the loader issues them with `POSIX_FADV_WILLNEED`, range by range.
+//! function of its own. So it does with `prefetch=kernel`, which needs a module; otherwise the
+//! loader issues them with `POSIX_FADV_WILLNEED`, range by range.
 //!
 //! SnapBPF (3.2) marks pages when the guest allocates them, with a changed guest and a changed KVM,
 //! so that they are never read from the snapshot. Here pages that the guest's allocator had
@@ -17,32 +18,45 @@
 
 use std::ops::Range;
 
-use firn_base::{GuestRange, PAGE_SIZE};
+use firn_base::{GuestRange, ImageRange, PAGE_SIZE};
 use firn_snapshot::{CachedRun, CopyTable, ImageRegion, PageSet, Profile};
 
 use super::{PlanInput, Planner, PlannerError, check_mappings};
-use crate::plan::{Advice, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source, Step};
+use crate::plan::{
+    Advice, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source, Step, When, Work,
+};
 
 /// The planner `snapbpf`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SnapBpf {
-    /// Whether the pages of earlier runs are prefetched (`prefetch=on`).
-    pub(crate) prefetch: bool,
+    /// Who prefetches the pages of earlier runs.
+    pub(crate) prefetch: Prefetch,
     /// Whether the pages that were reported free are anonymous (`marking=on`).
     pub(crate) marking: bool,
 }
 
+/// Who prefetches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Prefetch {
+    /// A thread of the monitor (`prefetch=on`).
+    Loader,
+    /// A BPF program (`prefetch=kernel`).
+    Kernel,
+    /// The kernel alone reads ahead (`prefetch=off`).
+    Off,
+}
+
 impl Default for SnapBpf {
-    /// The whole system.
+    /// The whole system, on a stock kernel.
     fn default() -> Self {
-        Self { prefetch: true, marking: true }
+        Self { prefetch: Prefetch::Loader, marking: true }
     }
 }
 
 impl SnapBpf {
     /// The runs to prefetch, in order.
     fn runs<'a>(&self, profile: Option<&'a Profile>) -> Result<&'a [CachedRun], PlannerError> {
-        if !self.prefetch {
+        if self.prefetch == Prefetch::Off {
             return Ok(&[]);
         }
         let cached = profile.and_then(|profile| profile.cached.as_deref());
@@ -52,17 +66,41 @@ impl SnapBpf {
             option: "cache",
         })
     }
+
+    /// The steps that read ranges of pages, in order. The first page of all triggers the program.
+    fn schedule(&self, ranges: Vec<Range<u64>>) -> Vec<Step> {
+        if self.prefetch != Prefetch::Kernel {
+            return ranges.iter().map(Step::load_image).collect();
+        }
+        let trigger = ranges.first().map(|first| Step::load_image(&(first.start..first.start + 1)));
+        let prefetch = ranges.into_iter().map(|pages| {
+            let len = (pages.end - pages.start) * PAGE_SIZE;
+            let work =
+                Work::Prefetch { image: ImageRange { offset: pages.start * PAGE_SIZE, len } };
+            Step { when: When::AtRequest, work }
+        });
+        trigger.into_iter().chain(prefetch).collect()
+    }
 }
 
 impl Planner for SnapBpf {
     fn name(&self) -> String {
-        match (self.prefetch, self.marking) {
-            (true, true) => "snapbpf",
-            (true, false) => "snapbpf:marking=off",
-            (false, true) => "snapbpf:prefetch=off",
-            (false, false) => "snapbpf:prefetch=off,marking=off",
+        let prefetch = match self.prefetch {
+            Prefetch::Loader => None,
+            Prefetch::Kernel => Some("prefetch=kernel"),
+            Prefetch::Off => Some("prefetch=off"),
+        };
+        let options = prefetch.into_iter().chain((!self.marking).then_some("marking=off"));
+        let options: Vec<&str> = options.collect();
+        if options.is_empty() {
+            "snapbpf".to_owned()
+        } else {
+            format!("snapbpf:{}", options.join(","))
         }
-        .to_owned()
+    }
+
+    fn has_program(&self) -> bool {
+        self.prefetch == Prefetch::Kernel
     }
 
     fn uses_profile(&self) -> bool {
@@ -77,17 +115,18 @@ impl Planner for SnapBpf {
         let cached = self.runs(input.profile)?;
         let reported = input.profile.filter(|_| self.marking).and_then(|p| p.reported.as_deref());
         let free = free_pages(reported.unwrap_or_default(), input.zero_map);
-        let load = cached.iter().flat_map(|cached| free.gaps_in(cached.run.range()));
+        let load = cached.iter().flat_map(|cached| free.gaps_in(cached.run.range())).collect();
         let mut plan = Plan {
             planner,
             layout: input.layout.clone(),
             segments: Vec::new(),
             layers: Vec::new(),
-            schedule: load.map(|pages| Step::load_image(&pages)).collect(),
+            schedule: self.schedule(load),
             pager: None,
             copies: CopyTable::default(),
         };
-        let advice = if self.prefetch { Advice::Random } else { Advice::Normal };
+        let read_ahead = self.prefetch == Prefetch::Off;
+        let advice = if read_ahead { Advice::Normal } else { Advice::Random };
         let of_image = Integrity::of_file(input.image.protected);
         for region in input.layout.regions() {
             map_region(&mut plan, &region, &free, advice, of_image);

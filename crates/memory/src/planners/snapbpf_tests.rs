@@ -83,6 +83,15 @@ fn prefetch_and_marking_can_be_left_out() {
         (&[Step::load_image(&(2..10))][..], false)
     );
     assert_eq!(prefetch.layers[0].advice, Advice::Random);
+    let kernel = plan_of("snapbpf:prefetch=kernel");
+    assert_eq!(
+        kernel.schedule.iter().map(|step| step.work).collect::<Vec<_>>(),
+        [
+            Step::load_image(&(2..3)).work,
+            Work::Prefetch { image: ImageRange { offset: 2 * PAGE_SIZE, len: 6 * PAGE_SIZE } },
+        ],
+        "the first page triggers the program"
+    );
     let marking = plan_of("snapbpf:prefetch=off");
     assert_eq!((marking.schedule.len(), anonymous(&marking)), (0, true));
     assert_eq!(marking.layers[0].advice, Advice::Normal, "the baseline has read-ahead");

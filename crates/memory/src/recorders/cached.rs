@@ -8,9 +8,9 @@
 use firn_base::{PageRange, now_ns};
 use firn_snapshot::{CachedRun, PageSet, Profile, Snapshot};
 
-use super::bpf::{Capture, Entered, Hook};
 use super::profile::{check, evict_image, image_file};
 use super::{PageCacheRecorder, Part, ProfileRecordError};
+use crate::bpf::{Capture, Entered, Hook};
 use firn_base::num::usize_of;
 
 /// Records the part `cached`.

@@ -17,7 +17,6 @@
 //! run. [`of`] returns the recorders for a list of parts.
 
 mod again;
-mod bpf;
 mod cached;
 mod groups;
 mod marks;
@@ -26,7 +25,6 @@ mod serve;
 mod small_leaves;
 mod touches;
 
-pub use bpf::{BpfCost, BpfCosts, BpfError};
 use cached::Cached;
 use groups::Groups;
 pub use profile::{

@@ -10,7 +10,8 @@ use firn_snapshot::{Profile, Snapshot};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::{BpfError, Cached, Groups};
+use super::{Cached, Groups};
+use crate::bpf::BpfError;
 use crate::page_cache::{Residency, evict};
 use crate::pager::{PageStore, PagerError};
 

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use firn_agent::protocol::RoleCredentials;
 use firn_base::{ErrorChain, error_chain, now_ns};
-use firn_memory::OwnDevices;
+use firn_memory::planners::{parse, plan};
+use firn_memory::{OwnDevices, Prefetch};
 use firn_net::Policy;
 use firn_pool::Client;
-use firn_snapshot::SnapshotDirectory;
+use firn_snapshot::{Snapshot, SnapshotDirectory};
 use firn_vmm::{Shape, Tracepoints};
 use thiserror::Error;
 
@@ -26,7 +27,7 @@ use crate::jail::{
     Jail, JailMode, Limited, Process, Program, Shared, SharedPaths, Wall, memory_limit,
 };
 use crate::report::{Making, StartReport};
-use crate::spec::StartSpec;
+use crate::spec::{Origin, StartSpec};
 
 /// The command of the firn program that runs a monitor.
 pub const MONITOR_COMMAND: &str = "monitor";
@@ -71,6 +72,8 @@ pub struct Monitor {
     tracepoints: Option<Tracepoints>,
     /// The rules of its guest's network.
     policy: Option<Policy>,
+    /// The program that reads ahead for it.
+    prefetch: Option<Prefetch>,
 }
 
 /// A monitor's process cannot be used.
@@ -94,6 +97,21 @@ impl From<MonitorError> for StartError {
     fn from(error: MonitorError) -> Self {
         Self::Monitor(ErrorChain::of(&error))
     }
+}
+
+/// The BPF program of a start whose planner leaves reads to one. A monitor in its jail attaches none.
+fn prefetch(spec: &StartSpec, descriptors: &Descriptors) -> Result<Option<Prefetch>, StartError> {
+    let (Origin::Thaw(thaw), Some(directory)) = (&spec.origin, descriptors.directory()) else {
+        return Ok(None);
+    };
+    let planner = parse(&thaw.planner)?;
+    if !planner.has_program() {
+        return Ok(None);
+    }
+    let snapshot = Snapshot::open(directory.path())?;
+    let plan = plan(&snapshot, None, &*planner)?;
+    let attached = snapshot.image_file().map(|image| Prefetch::attach(&plan, image));
+    Ok(attached.transpose()?.flatten())
 }
 
 /// What a monitor that was told to start does next.
@@ -160,6 +178,7 @@ impl Monitor {
             traces: false,
             tracepoints: None,
             policy: None,
+            prefetch: None,
         };
         let thread = std::thread::Builder::new().name("monitor-stderr".into()).spawn(read);
         monitor.stderr = Some(thread.map_err(MonitorError::Spawn)?);
@@ -226,10 +245,12 @@ impl Monitor {
     /// without the time of the request gets the present time.
     ///
     /// # Errors
-    /// [`StartError::Monitor`].
+    /// [`StartError::Monitor`]; of a planner that leaves reads to a BPF program, which this process
+    /// attaches, [`StartError::Open`], [`StartError::Plan`] and [`StartError::Load`], too.
     pub fn start(&mut self, spec: StartSpec, descriptors: &Descriptors) -> Result<(), StartError> {
         self.policy = spec.policy();
         let request_ns = spec.request_ns.or_else(|| Some(now_ns()));
+        self.prefetch = prefetch(&spec, descriptors)?;
         self.traces = spec.traces();
         self.send(&Order::Start(Box::new(StartSpec { request_ns, ..spec })), descriptors)
     }
@@ -238,7 +259,7 @@ impl Monitor {
     /// and the resume. [`Monitor::wait_made_ready`] waits for it, [`Monitor::resume`] resumes it.
     ///
     /// # Errors
-    /// [`StartError::Monitor`].
+    /// As [`Monitor::start`].
     pub fn make_ready(
         &mut self,
         spec: StartSpec,
@@ -246,6 +267,7 @@ impl Monitor {
     ) -> Result<(), StartError> {
         self.policy = spec.policy();
         self.directory = descriptors.directory();
+        self.prefetch = prefetch(&spec, descriptors)?;
         self.send(&Order::MakeReady(Box::new(spec)), descriptors)
     }
 

@@ -1,4 +1,5 @@
-//! A BPF program that records when each page of one file enters the page cache.
+//! BPF programs at the place where the kernel adds pages to the page cache: one records when each
+//! page of a file enters, another one reads ahead ([`Prefetch`]).
 //!
 //! SnapBPF (3.1) hooks the kernel where it adds pages to the page cache. Here the program runs at
 //! the end of the function `filemap_add_folio` (fexit) where the kernel allows it, and otherwise at
@@ -9,6 +10,8 @@
 
 mod cost;
 mod kernel_types;
+mod module;
+mod prefetch;
 mod program;
 mod syscalls;
 mod tracepoint;
@@ -19,12 +22,13 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use firn_base::PAGE_SIZE;
-use rustix::fs::{fstat, major, minor};
+use rustix::fs::{Stat, fstat, major, minor};
 use thiserror::Error;
 
 use crate::map::Mapping;
 pub use cost::{BpfCost, BpfCosts};
 use kernel_types::AddFolio;
+pub use prefetch::Prefetch;
 use program::{ORDER_BITS, program};
 use syscalls::{
     attach_to_function, attach_to_tracepoint, create_map, load_fexit, load_tracepoint, read_map,
@@ -57,6 +61,25 @@ pub enum BpfError {
     /// The program cannot be attached.
     #[error("cannot attach the BPF program to the tracepoint")]
     Attach(#[source] io::Error),
+    /// No module has the function that reads ahead.
+    #[error(
+        "the kernel has no function by which a BPF program reads ahead: insert the module firn_snapbpf, which \
+         `firn lab build --snapbpf` makes for the lab's kernel"
+    )]
+    NoModule,
+    /// The kernel does not describe the function that adds pages to the page cache.
+    #[error(
+        "the kernel has no function filemap_add_folio that a BPF program can read the arguments of"
+    )]
+    NoFunction,
+    /// There are too many ranges for a program.
+    #[error("the profile has {ranges} ranges, and a BPF program issues at most {most}")]
+    Ranges {
+        /// Their number.
+        ranges: usize,
+        /// The largest number.
+        most: usize,
+    },
     /// The map cannot be read.
     #[error("cannot read the entries that the BPF program recorded")]
     Read(#[source] io::Error),
@@ -64,16 +87,16 @@ pub enum BpfError {
 
 /// When a page entered the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entered {
+pub(crate) struct Entered {
     /// The time, ns of CLOCK_MONOTONIC.
-    pub(super) at_ns: u64,
+    pub(crate) at_ns: u64,
     /// The number of pages that entered with it, itself included.
-    pub(super) pages: u64,
+    pub(crate) pages: u64,
 }
 
 /// The attached program. It is detached on drop.
 #[derive(Debug)]
-pub(super) struct Capture {
+pub(crate) struct Capture {
     map: OwnedFd,
     pages: u32,
     attached: Option<OwnedFd>,
@@ -81,10 +104,9 @@ pub(super) struct Capture {
 
 impl Capture {
     /// Starts to watch the first `pages` pages of a file.
-    pub(super) fn start(hook: &Hook, file: &File, pages: u64) -> Result<Self, BpfError> {
+    pub(crate) fn start(hook: &Hook, file: &File, pages: u64) -> Result<Self, BpfError> {
         let stat = fstat(file).map_err(|errno| BpfError::File(errno.into()))?;
-        // The kernel's internal encoding, which differs from that of user space.
-        let device = major(stat.st_dev) << 20 | minor(stat.st_dev);
+        let device = kernel_device(&stat);
         let pages = u32::try_from(pages).unwrap_or(u32::MAX).min(i32::MAX.unsigned_abs());
         let map = create_map(pages).map_err(|source| BpfError::Refused { what: "map", source })?;
         let program = program(hook, device, stat.st_ino, pages, map.as_raw_fd());
@@ -101,12 +123,12 @@ impl Capture {
     }
 
     /// Stops watching.
-    pub(super) fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.attached = None;
     }
 
     /// The first entry of each page; `None` for a page that did not enter.
-    pub(super) fn entered(&self) -> Result<Vec<Option<Entered>>, BpfError> {
+    pub(crate) fn entered(&self) -> Result<Vec<Option<Entered>>, BpfError> {
         let values = read_map(&self.map, self.pages).map_err(BpfError::Read)?;
         Ok(values.into_iter().map(entered).collect())
     }
@@ -114,7 +136,7 @@ impl Capture {
 
 /// Where the program is attached.
 #[derive(Debug)]
-pub(super) enum Hook {
+pub(crate) enum Hook {
     Function(AddFolio),
     Tracepoint(Tracepoint),
 }
@@ -122,7 +144,7 @@ pub(super) enum Hook {
 impl Hook {
     /// Chooses the function where the kernel allows it, otherwise the tracepoint. The page cache
     /// must not hold pages of the file; its first page may be cached afterwards.
-    pub(super) fn find(file: &File) -> Result<Self, BpfError> {
+    pub(crate) fn find(file: &File) -> Result<Self, BpfError> {
         let function = AddFolio::find().map(Self::Function);
         match function.filter(|function| function.sees_a_fault(file).is_ok_and(|seen| seen)) {
             Some(function) => Ok(function),
@@ -152,6 +174,11 @@ impl fmt::Display for Hook {
             Self::Tracepoint(_) => "the tracepoint filemap:mm_filemap_add_to_page_cache",
         })
     }
+}
+
+/// A file's device in the kernel's internal encoding, which differs from that of user space.
+fn kernel_device(stat: &Stat) -> u32 {
+    major(stat.st_dev) << 20 | minor(stat.st_dev)
 }
 
 /// Decodes an entry of the map.

@@ -13,7 +13,7 @@ const TRACEPOINT: &str = "events/filemap/mm_filemap_add_to_page_cache";
 
 /// The tracepoint's id, and the offsets of the fields in its record.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(in crate::recorders) struct Tracepoint {
+pub(crate) struct Tracepoint {
     pub(super) id: u64,
     pub(super) inode: i16,
     pub(super) index: i16,

@@ -43,6 +43,8 @@ const LDX_U32: u8 = 0x61;
 const LDX_U64: u8 = 0x79;
 const STX_U32: u8 = 0x63;
 const STX_U64: u8 = 0x7b;
+const ATOMIC_U64: u8 = 0xdb;
+const EXCHANGE: i32 = 0xe1;
 const MOV_REG: u8 = 0xbf;
 const MOV: u8 = 0xb7;
 const ADD: u8 = 0x07;
@@ -55,31 +57,19 @@ const JNE: u8 = 0x55;
 const JNE_U32: u8 = 0x56;
 const JNE_REG: u8 = 0x5d;
 const JGE: u8 = 0x35;
+const JLE: u8 = 0xb5;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
 const PSEUDO_MAP_FD: u8 = 1;
+const PSEUDO_KERNEL_FUNCTION: u8 = 2;
 /// A placeholder for the offset of the end of the program.
 const END: i16 = i16::MAX;
 
 /// Continues only for the file, with the page's index in register 7 and the folio's order in
 /// register 8.
 fn at_function(at: &AddFolio, device: u32, inode: u64) -> Vec<Insn> {
-    let mut program = vec![
-        insn(LDX_U64, 2, 1, AddFolio::RETURNED, 0),
-        insn(JNE_U32, 2, 0, END, 0),
-        insn(LDX_U64, 2, 1, AddFolio::MAPPING, 0),
-        insn(LDX_U64, 2, 2, at.inode, 0),
-        insn(LDX_U64, 4, 2, at.number, 0),
-    ];
-    program.extend(load_immediate(3, 0, inode));
+    let mut program = of_file(at, device, inode);
     program.extend([
-        insn(JNE_REG, 4, 3, END, 0),
-        insn(LDX_U64, 2, 2, at.superblock, 0),
-        insn(LDX_U32, 4, 2, at.device, 0),
-    ]);
-    program.extend(load_immediate(3, 0, u64::from(device)));
-    program.extend([
-        insn(JNE_REG, 4, 3, END, 0),
         insn(LDX_U64, 7, 1, AddFolio::INDEX, 0),
         insn(MOV, 8, 0, 0, 0),
         insn(LDX_U64, 2, 1, AddFolio::FOLIO, 0),
@@ -89,6 +79,26 @@ fn at_function(at: &AddFolio, device: u32, inode: u64) -> Vec<Insn> {
         insn(JEQ, 3, 0, 1, 0),
         insn(LDX_U8, 8, 2, at.order, 0),
     ]);
+    program
+}
+
+/// Continues only if a page of the file was added, with its `address_space` in register 6.
+fn of_file(at: &AddFolio, device: u32, inode: u64) -> Vec<Insn> {
+    let mut program = vec![
+        insn(LDX_U64, 2, 1, AddFolio::RETURNED, 0),
+        insn(JNE_U32, 2, 0, END, 0),
+        insn(LDX_U64, 6, 1, AddFolio::MAPPING, 0),
+        insn(LDX_U64, 2, 6, at.inode, 0),
+        insn(LDX_U64, 4, 2, at.number, 0),
+    ];
+    program.extend(load_immediate(3, 0, inode));
+    program.extend([
+        insn(JNE_REG, 4, 3, END, 0),
+        insn(LDX_U64, 2, 2, at.superblock, 0),
+        insn(LDX_U32, 4, 2, at.device, 0),
+    ]);
+    program.extend(load_immediate(3, 0, u64::from(device)));
+    program.push(insn(JNE_REG, 4, 3, END, 0));
     program
 }
 
@@ -113,28 +123,79 @@ pub(super) fn program(hook: &Hook, device: u32, inode: u64, pages: u32, map: Raw
     program.extend([
         // Below 2^31: `Capture::start` limits it.
         insn(JGE, 7, 0, END, i32::try_from(pages).unwrap_or(i32::MAX)),
-        insn(STX_U32, 10, 7, -4, 0),
         insn(AND, 8, 0, 0, (1 << ORDER_BITS) - 1),
         insn(CALL, 0, 0, 0, BPF_FUNC_KTIME_GET_NS),
         insn(LSH, 0, 0, 0, i32::from(ORDER_BITS)),
         insn(OR_REG, 0, 8, 0, 0),
-        insn(MOV_REG, 7, 0, 0, 0),
+        insn(MOV_REG, 9, 0, 0, 0),
     ]);
+    program.extend(entry(7, map));
+    program.extend([
+        insn(LDX_U64, 1, 0, 0, 0),
+        insn(JNE, 1, 0, END, 0),
+        insn(STX_U64, 0, 9, 0, 0),
+        insn(MOV, 0, 0, 0, 0),
+        insn(EXIT, 0, 0, 0, 0),
+    ]);
+    to_end(program)
+}
+
+/// Sets the jumps to the end, which is the last two instructions.
+fn to_end(mut program: Vec<Insn>) -> Vec<Insn> {
+    let end = program.len() - 2;
+    for (at, insn) in program.iter_mut().enumerate().filter(|(_, insn)| insn.offset == END) {
+        insn.offset = i16::try_from(end - at - 1).unwrap_or(0);
+    }
+    program
+}
+
+/// The entry of the map whose index is in a register, in register 0.
+fn entry(index: u8, map: RawFd) -> Vec<Insn> {
+    let mut program = vec![insn(STX_U32, 10, index, -4, 0)];
     program.extend(load_immediate(1, PSEUDO_MAP_FD, u64::from(map.unsigned_abs())));
     program.extend([
         insn(MOV_REG, 2, 10, 0, 0),
         insn(ADD, 2, 0, 0, -4),
         insn(CALL, 0, 0, 0, BPF_FUNC_MAP_LOOKUP_ELEM),
         insn(JEQ, 0, 0, END, 0),
-        insn(LDX_U64, 1, 0, 0, 0),
-        insn(JNE, 1, 0, END, 0),
-        insn(STX_U64, 0, 7, 0, 0),
-        insn(MOV, 0, 0, 0, 0),
-        insn(EXIT, 0, 0, 0, 0),
     ]);
-    let end = program.len() - 2;
-    for (at, insn) in program.iter_mut().enumerate().filter(|(_, insn)| insn.offset == END) {
-        insn.offset = i16::try_from(end - at - 1).unwrap_or(0);
-    }
     program
+}
+
+/// `if (page is of the file && !exchange(&map[0], 1)) for (i = 1; i <= ranges; i++)
+/// function(mapping, map[i] >> 32, map[i] & 0xffffffff)`. The function, a BTF id, is of the first
+/// module that the program is loaded with.
+pub(super) fn prefetching(
+    at: &AddFolio,
+    device: u32,
+    inode: u64,
+    ranges: u32,
+    map: RawFd,
+    function: u32,
+) -> Vec<Insn> {
+    let mut program = of_file(at, device, inode);
+    program.push(insn(MOV, 7, 0, 0, 0));
+    program.extend(entry(7, map));
+    program.extend([
+        insn(MOV, 1, 0, 0, 1),
+        insn(ATOMIC_U64, 0, 1, 0, EXCHANGE),
+        insn(JNE, 1, 0, END, 0),
+        insn(MOV, 7, 0, 0, 1),
+    ]);
+    let turn = program.len();
+    program.extend(entry(7, map));
+    program.extend([
+        insn(LDX_U64, 2, 0, 0, 0),
+        insn(MOV_REG, 3, 2, 0, 0),
+        insn(RSH, 2, 0, 0, 32),
+        insn(LSH, 3, 0, 0, 32),
+        insn(RSH, 3, 0, 0, 32),
+        insn(MOV_REG, 1, 6, 0, 0),
+        insn(CALL, 0, PSEUDO_KERNEL_FUNCTION, 1, function.cast_signed()),
+        insn(ADD, 7, 0, 0, 1),
+    ]);
+    let back = i16::try_from(program.len() + 1 - turn).map_or(0, i16::wrapping_neg);
+    let ranges = i32::try_from(ranges).unwrap_or(i32::MAX);
+    program.extend([insn(JLE, 7, 0, back, ranges), insn(MOV, 0, 0, 0, 0), insn(EXIT, 0, 0, 0, 0)]);
+    to_end(program)
 }

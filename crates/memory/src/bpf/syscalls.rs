@@ -13,7 +13,10 @@ use super::program::Insn;
 // From linux/bpf.h.
 const BPF_MAP_CREATE: libc::c_int = 0;
 const BPF_PROG_LOAD: libc::c_int = 5;
+const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_RAW_TRACEPOINT_OPEN: libc::c_int = 17;
+const BPF_BTF_GET_FD_BY_ID: libc::c_int = 19;
+const BPF_BTF_GET_NEXT_ID: libc::c_int = 23;
 const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
 const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
 const BPF_MAP_UPDATE_BATCH: libc::c_int = 26;
@@ -55,6 +58,36 @@ struct ProgLoad {
     line_info: u64,
     line_info_cnt: u32,
     attach_btf_id: u32,
+    attach_prog_fd: u32,
+    core_relo_cnt: u32,
+    fd_array: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct ById {
+    id: u32,
+    next_id: u32,
+    open_flags: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct InfoByFd {
+    bpf_fd: u32,
+    info_len: u32,
+    info: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct BtfInfo {
+    btf: u64,
+    btf_size: u32,
+    id: u32,
+    name: u64,
+    name_len: u32,
+    kernel_btf: u32,
 }
 
 #[repr(C)]
@@ -127,15 +160,29 @@ pub(super) fn create_map(entries: u32) -> io::Result<OwnedFd> {
 
 /// Loads a program for the end of a kernel function, named by its BTF id.
 pub(super) fn load_fexit(program: &[Insn], function: u32) -> io::Result<OwnedFd> {
-    let attributes = ProgLoad {
+    load(program, fexit(function))
+}
+
+/// The same for a program that calls functions of a module, whose types these are.
+pub(super) fn load_fexit_with(
+    program: &[Insn],
+    function: u32,
+    types: &OwnedFd,
+) -> io::Result<OwnedFd> {
+    // A call names the types by their place, and the first place is the kernel's own.
+    let types = [0, raw(types)];
+    load(program, ProgLoad { fd_array: types.as_ptr().addr() as u64, ..fexit(function) })
+}
+
+fn fexit(function: u32) -> ProgLoad {
+    ProgLoad {
         prog_type: BPF_PROG_TYPE_TRACING,
         expected_attach_type: BPF_TRACE_FEXIT,
         attach_btf_id: function,
         // Only a program under a GPL-compatible licence may read the kernel's structures.
         license: c"Dual MIT/GPL".as_ptr().addr() as u64,
         ..ProgLoad::default()
-    };
-    load(program, attributes)
+    }
 }
 
 /// Loads a program for a tracepoint.
@@ -152,6 +199,40 @@ fn load(program: &[Insn], mut attributes: ProgLoad) -> io::Result<OwnedFd> {
     attributes.insn_cnt = u32::try_from(program.len()).unwrap_or(0);
     attributes.insns = program.as_ptr().addr() as u64;
     owned(bpf(BPF_PROG_LOAD, &mut attributes)?)
+}
+
+/// The id of the next description of types after one; `None` after the last.
+pub(super) fn next_btf(id: u32) -> io::Result<Option<u32>> {
+    let mut attributes = ById { id, ..ById::default() };
+    match bpf(BPF_BTF_GET_NEXT_ID, &mut attributes) {
+        Ok(_) => Ok(Some(attributes.next_id)),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The description of types of this id.
+pub(super) fn open_btf(id: u32) -> io::Result<OwnedFd> {
+    owned(bpf(BPF_BTF_GET_FD_BY_ID, &mut ById { id, ..ById::default() })?)
+}
+
+/// Whose types a description has: `vmlinux` or a module; empty for those of a program.
+pub(super) fn btf_name(types: &OwnedFd) -> io::Result<String> {
+    // As long as a module's name can be.
+    let mut name = [0u8; 64];
+    let mut info = BtfInfo {
+        name: name.as_mut_ptr().addr() as u64,
+        name_len: u32::try_from(name.len()).unwrap_or(0),
+        ..BtfInfo::default()
+    };
+    let mut attributes = InfoByFd {
+        bpf_fd: raw(types),
+        info_len: u32::try_from(size_of::<BtfInfo>()).unwrap_or(0),
+        info: std::ptr::from_mut(&mut info).addr() as u64,
+    };
+    bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attributes)?;
+    let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+    Ok(String::from_utf8_lossy(&name[..end]).into_owned())
 }
 
 /// Attaches a program to the function that it was loaded for.

@@ -12,7 +12,7 @@ const ARGUMENTS: [&str; 4] = ["mapping", "folio", "index", "gfp"];
 
 /// The function, and offsets in bytes of fields that are reached from its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::recorders) struct AddFolio {
+pub(crate) struct AddFolio {
     /// Its BTF id.
     pub(super) id: u32,
     /// `address_space.host`, the inode.
