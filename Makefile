@@ -263,8 +263,8 @@ bench-network: setup
 traces: lab images
 	$(xtask) traces
 
-# PASS table 2 and figure 4 in the lab, which has a DAX file system, and counts in place of times: of
-# instructions for the table. OUT=FOLDER (results) gets the results, RUNS (5) is their number.
+# PASS table 2 and figure 4 in the lab, which has a DAX file system, and counts in place of times:
+# of instructions for the table. OUT=FOLDER (results) gets the results, RUNS (5) is their number.
 dax-counts: lab
 	mkdir -p "$(or $(OUT),results)"
 	$(in-dax-lab) --icount -- sh /in/dax-counts.sh pass-table-2 --runs $(or $(RUNS),5)

@@ -8,8 +8,8 @@
 //!
 //! A packed file is read in sequence, without copying ([`preload`]). Ranges of the image are
 //! requested with `POSIX_FADV_WILLNEED`, which reads nothing beyond them and allows the device its
-//! full queue depth. docs/concepts/loader.md has the measurement. Where a plan leaves the ranges to a
-//! BPF program ([`Work::Prefetch`]), the loader reads the first page, which triggers it.
+//! full queue depth. docs/concepts/loader.md has the measurement. Where a plan leaves the ranges to
+//! a BPF program ([`Work::Prefetch`]), the loader reads the first page, which triggers the program.
 
 use std::fs::File;
 use std::io;

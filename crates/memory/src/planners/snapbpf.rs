@@ -29,20 +29,20 @@ use crate::plan::{
 /// The planner `snapbpf`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SnapBpf {
-    /// Who prefetches the pages of earlier runs.
+    /// How the pages of earlier runs are prefetched.
     pub(crate) prefetch: Prefetch,
     /// Whether the pages that were reported free are anonymous (`marking=on`).
     pub(crate) marking: bool,
 }
 
-/// Who prefetches.
+/// The prefetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Prefetch {
-    /// A thread of the monitor (`prefetch=on`).
+    /// By a thread of the monitor (`prefetch=on`).
     Loader,
-    /// A BPF program (`prefetch=kernel`).
+    /// By a BPF program (`prefetch=kernel`).
     Kernel,
-    /// The kernel alone reads ahead (`prefetch=off`).
+    /// Not at all: the kernel alone reads ahead (`prefetch=off`).
     Off,
 }
 

@@ -99,7 +99,8 @@ impl From<MonitorError> for StartError {
     }
 }
 
-/// The BPF program of a start whose planner leaves reads to one. A monitor in its jail attaches none.
+/// The BPF program of a start whose planner leaves reads to one. A monitor in its jail attaches
+/// none.
 fn prefetch(spec: &StartSpec, descriptors: &Descriptors) -> Result<Option<Prefetch>, StartError> {
     let (Origin::Thaw(thaw), Some(directory)) = (&spec.origin, descriptors.directory()) else {
         return Ok(None);
