@@ -348,7 +348,7 @@ pub static EXPERIMENTS: [Experiment; 36] = [
             ..Replays::ONE
         }]),
         verdict: Verdict::Partly("as to Firecracker, not as to REAP"),
-        measured: "[18 traces](restores.md#the-papers-figures-with-the-functions-own-work)",
+        measured: "[18 traces](faasnap.md#figure-6-recorded-on-the-other-input)",
     },
     Experiment {
         name: "faasnap-figure-7",
