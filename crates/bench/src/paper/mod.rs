@@ -106,8 +106,8 @@ pub enum PaperError {
     KernelFaults(#[from] KernelFaultsError),
     /// The snapshots would be on a medium of the wrong kind.
     #[error(
-        "{name} needs --dir on a DAX file system (ext4 or XFS mounted with -o dax=always), and a directory for temporary files \
-         (TMPDIR) on one with a page cache: {path} is none; `make dax-counts` has both, and counts in place of times"
+        "{path} is not on the medium that {name} needs: --dir on a DAX file system (ext4 or XFS mounted with -o dax=always), \
+         TMPDIR on one with a page cache; `make dax-counts` has both, and counts in place of times"
     )]
     Medium {
         /// The experiment's file.

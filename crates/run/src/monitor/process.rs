@@ -27,7 +27,7 @@ use crate::jail::{
     Jail, JailMode, Limited, Process, Program, Shared, SharedPaths, Wall, memory_limit,
 };
 use crate::report::{Making, StartReport};
-use crate::spec::{Origin, StartSpec};
+use crate::spec::{Origin, SourceSpec, StartSpec, ThawSpec};
 
 /// The command of the firn program that runs a monitor.
 pub const MONITOR_COMMAND: &str = "monitor";
@@ -100,16 +100,15 @@ impl From<MonitorError> for StartError {
 }
 
 /// The BPF program of a start whose planner leaves reads to one. A monitor in its jail attaches
-/// none.
-fn prefetch(spec: &StartSpec, descriptors: &Descriptors) -> Result<Option<Prefetch>, StartError> {
-    let (Origin::Thaw(thaw), Some(directory)) = (&spec.origin, descriptors.directory()) else {
-        return Ok(None);
-    };
-    let planner = parse(&thaw.planner)?;
+/// none. Nothing of the snapshot is parsed before its verifier has confirmed it.
+fn prefetch(spec: &StartSpec) -> Result<Option<Prefetch>, StartError> {
+    let Origin::Thaw(ThawSpec { source, planner, .. }) = &spec.origin else { return Ok(None) };
+    let planner = parse(planner)?;
+    let SourceSpec::Directory { path, verifier, .. } = source else { return Ok(None) };
     if !planner.has_program() {
         return Ok(None);
     }
-    let snapshot = Snapshot::open(directory.path())?;
+    let snapshot = Snapshot::open_signed(path, verifier.as_deref())?;
     let plan = plan(&snapshot, None, &*planner)?;
     let attached = snapshot.image_file().map(|image| Prefetch::attach(&plan, image));
     Ok(attached.transpose()?.flatten())
@@ -251,7 +250,7 @@ impl Monitor {
     pub fn start(&mut self, spec: StartSpec, descriptors: &Descriptors) -> Result<(), StartError> {
         self.policy = spec.policy();
         let request_ns = spec.request_ns.or_else(|| Some(now_ns()));
-        self.prefetch = prefetch(&spec, descriptors)?;
+        self.prefetch = prefetch(&spec)?;
         self.traces = spec.traces();
         self.send(&Order::Start(Box::new(StartSpec { request_ns, ..spec })), descriptors)
     }
@@ -268,7 +267,7 @@ impl Monitor {
     ) -> Result<(), StartError> {
         self.policy = spec.policy();
         self.directory = descriptors.directory();
-        self.prefetch = prefetch(&spec, descriptors)?;
+        self.prefetch = prefetch(&spec)?;
         self.send(&Order::MakeReady(Box::new(spec)), descriptors)
     }
 
