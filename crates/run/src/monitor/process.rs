@@ -103,11 +103,11 @@ impl From<MonitorError> for StartError {
 /// none. Nothing of the snapshot is parsed before its verifier has confirmed it.
 fn prefetch(spec: &StartSpec) -> Result<Option<Prefetch>, StartError> {
     let Origin::Thaw(ThawSpec { source, planner, .. }) = &spec.origin else { return Ok(None) };
-    let planner = parse(planner)?;
     let SourceSpec::Directory { path, verifier, .. } = source else { return Ok(None) };
-    if !planner.has_program() {
+    // The monitor reports a planner that there is not.
+    let Some(planner) = parse(planner).ok().filter(|planner| planner.has_program()) else {
         return Ok(None);
-    }
+    };
     let snapshot = Snapshot::open_signed(path, verifier.as_deref())?;
     let plan = plan(&snapshot, None, &*planner)?;
     let attached = snapshot.image_file().map(|image| Prefetch::attach(&plan, image));
