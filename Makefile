@@ -264,12 +264,12 @@ traces: lab images
 	$(xtask) traces
 
 # PASS table 2 and figure 4 in the lab, which has a DAX file system, and counts in place of times:
-# of instructions for the table. OUT=FOLDER (results) gets the results, RUNS (5) is their number,
+# of instructions for the table. OUT=FOLDER (results) gets the results, RUNS (11) is their number,
 # TRACE is one in place of their own.
 dax-counts: lab
 	mkdir -p "$(or $(OUT),results)"
-	$(in-dax-lab) --icount -- sh /in/dax-counts.sh pass-table-2 --runs $(or $(RUNS),5) $(addprefix --trace ,$(TRACE))
-	$(in-dax-lab) -- sh /in/dax-counts.sh pass-figure-4 --runs $(or $(RUNS),5) $(addprefix --trace ,$(TRACE))
+	$(in-dax-lab) --icount -- sh /in/dax-counts.sh pass-table-2 --runs $(or $(RUNS),11) $(addprefix --trace ,$(TRACE))
+	$(in-dax-lab) -- sh /in/dax-counts.sh pass-figure-4 --runs $(or $(RUNS),11) $(addprefix --trace ,$(TRACE))
 
 # The same on the smallest trace: four minutes.
 test-dax:

@@ -4,7 +4,6 @@ import ctypes
 import errno
 import hashlib
 import os
-import re
 import socket
 import struct
 
@@ -45,36 +44,6 @@ def fill(mebibytes):
 def exhaust(mebibytes):
     """Allocates memory in one step, so that without enough memory it waits for nothing else."""
     return len(b"\xff" * (mebibytes << 20))
-
-
-TRACING = "/sys/kernel/tracing/"
-
-
-def prepare_allocations():
-    """Has the kernel ready to record what it allocates."""
-    if not os.path.exists(TRACING + "tracing_on"):
-        assert ctypes.CDLL(None).mount(b"tracefs", TRACING.encode(), b"tracefs", 0, None) == 0
-    for name, value in [
-        ("tracing_on", "0"),
-        ("buffer_size_kb", "8192"),
-        ("events/kmem/mm_page_alloc/enable", "1"),
-    ]:
-        set_tracing(name, value)
-
-
-def set_tracing(name, value):
-    with open(TRACING + name, "w") as file:
-        file.write(value)
-
-
-def allocations(mebibytes):
-    """The pages that the kernel allocates during `exhaust`: first page and order, in order."""
-    set_tracing("tracing_on", "1")
-    exhaust(mebibytes)
-    set_tracing("tracing_on", "0")
-    with open(TRACING + "trace") as trace:
-        found = re.findall(r"mm_page_alloc: .* pfn=0x([0-9a-f]+) order=([0-9]+)", trace.read())
-    return [[int(page, 16), int(order)] for page, order in found]
 
 
 def check():

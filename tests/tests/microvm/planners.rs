@@ -246,47 +246,6 @@ fn freed_pages_are_recorded_and_reported_pages_are_never_read() {
     assert!(fewer < of_free, "{fewer} free pages are read, {of_free} by demand paging");
 }
 
-/// SnapBPF's guest marks each page when it allocates it (3.2), and such a page is never read from
-/// the snapshot. What that would avoid: the pages that the guest allocates and the host reads.
-#[test]
-#[ignore = "long: make test-full"]
-fn marking_at_the_allocation_would_avoid_reads_of_pages_that_were_not_reported() {
-    let world = World::default();
-    let snapshot = world.file("snapshot");
-    let boot = world.firn(["boot", "--name", "first"]);
-    let mut booted = boot.arg(workshop_folder(&world.work())).start().ready();
-    world.ask("first", "machine", &json!({"do": "exhaust", "mebibytes": 100}));
-    world.ask("first", "machine", &json!({"do": "prepare_allocations"}));
-    world.firn(["freeze", "--dense", "first"]).arg(&snapshot).run().ok();
-    booted.end().ok();
-    let event = |what: &Value| json!({"module": "machine", "event": what}).to_string();
-    let record = world.firn(["profile", "record", "--part", "cache", "--invoke"]);
-    record.arg(event(&json!({"do": "memory"}))).arg(&snapshot).run().ok();
-    let opened = Snapshot::open(&snapshot).unwrap();
-    let (image, pages) = (opened.image_file().unwrap(), opened.manifest().layout.pages());
-    let measure = |planner: &str| {
-        assert!(evict(image).unwrap().is_cold());
-        let thaw = world.firn(["thaw", "--planner", planner, "--invoke"]);
-        let allocate = event(&json!({"do": "allocations", "mebibytes": 100}));
-        let allocated = thaw.arg(allocate).arg(&snapshot).run().json();
-        let cached = cached(image, pages).unwrap();
-        // This guest's memory is one region, so its page numbers are those of the image.
-        let allocated = allocated.as_array().unwrap().iter().flat_map(|block| {
-            let first = block[0].as_u64().unwrap();
-            first..first + (1 << block[1].as_u64().unwrap())
-        });
-        let allocated: BTreeSet<u64> = allocated.collect();
-        let read = allocated.iter().filter(|page| cached.get(**page)).count();
-        println!("{planner}: {} allocated, {read} of them read", allocated.len());
-        (allocated.len(), read)
-    };
-    let (allocated, read) = measure("firecracker:readahead=off");
-    assert!(allocated > 25_000, "{allocated}");
-    assert!(read > 1_000, "{read} of {allocated}");
-    let (_, by_snapbpf) = measure("snapbpf");
-    assert!(by_snapbpf < read, "{by_snapbpf}, {read} by demand paging");
-}
-
 #[test]
 fn a_profile_is_recorded_and_shown() {
     let world = World::default();

@@ -221,7 +221,7 @@ impl Outcome {
         let Host { machine, kernel, kvm, medium, commit, .. } = &self.host;
         let order = self.order;
         format!(
-            "- {machine}; Linux {kernel}; {kvm}\n- {medium}\n- firn {commit}; {runs}seed {order}{noise}\n"
+            "- {machine}; Linux {kernel}\n- {kvm}; {medium}\n- firn {commit}; {runs}seed {order}{noise}\n"
         )
     }
 }
