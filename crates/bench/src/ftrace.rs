@@ -67,18 +67,19 @@ impl FunctionGraph {
     fn at(folder: &Path, functions: &[&[&'static str]]) -> Result<Self, FtraceError> {
         let mut graph = Self { folder: folder.to_owned(), names: BTreeMap::new() };
         let all = graph.read("available_filter_functions")?;
+        let mut wanted = BTreeMap::new();
         for names in functions {
             let found = names.iter().find_map(|name| Some((kernel_name(&all, name)?, *name)));
             let (found, name) =
                 found.ok_or(FtraceError::NoFunction(names.first().unwrap_or(&"")))?;
-            graph.names.insert(found.to_owned(), name);
+            wanted.insert(found.to_owned(), name);
         }
         let current = graph.read("current_tracer")?;
         if current.trim() != NO_TRACER {
-            // Its settings are not this one's to reset.
-            graph.names.clear();
             return Err(FtraceError::InUse(current.trim().to_owned()));
         }
+        // From here on its settings are this one's to reset.
+        graph.names = wanted;
         let list: Vec<&str> = graph.names.keys().map(String::as_str).collect();
         graph.write("tracing_on", "0")?;
         graph.write("set_ftrace_filter", &list.join(" "))?;

@@ -62,6 +62,11 @@ fn lost_events_and_another_use_are_errors() {
     assert!(error.to_string().contains("(blk)"), "{error}");
     let current = fs::read_to_string(folder.path().join("current_tracer")).unwrap();
     assert_eq!(current, "blk\n", "another's tracer stays as it is");
+    let wanted: [&[&str]; 2] = [&["kvm_mmu_page_fault"], &["no_such"]];
+    let error = FunctionGraph::at(folder.path(), &wanted).unwrap_err();
+    assert!(matches!(error, FtraceError::NoFunction("no_such")), "{error}");
+    let current = fs::read_to_string(folder.path().join("current_tracer")).unwrap();
+    assert_eq!(current, "blk\n", "nor where only a part of the functions is there");
     let error = FunctionGraph::at(folder.path(), &[&["no_such"]]).unwrap_err();
     assert!(matches!(error, FtraceError::NoFunction("no_such")), "{error}");
     let error = FunctionGraph::at(Path::new("/none"), &WANTED).unwrap_err();

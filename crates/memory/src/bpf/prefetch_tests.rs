@@ -6,6 +6,7 @@ use firn_base::ImageRange;
 use firn_snapshot::{CopyTable, MemoryLayout, PageSet};
 
 use super::*;
+use crate::bpf::tests::ADD_FOLIO;
 use crate::page_cache::{cached, evict};
 use crate::plan::{Step, When};
 use crate::testing::file_on_a_medium;
@@ -33,17 +34,7 @@ fn plan(ranges: &[Range<u64>]) -> Plan {
 
 #[test]
 fn the_loop_goes_back_to_its_turn_and_calls_the_module() {
-    let at = AddFolio {
-        id: 1,
-        inode: 0,
-        number: 64,
-        superblock: 40,
-        device: 16,
-        flags: 0,
-        large: 6,
-        order: 64,
-    };
-    let program = prefetching(&at, 7, 1 << 40, 900, 3, 0x1234);
+    let program = prefetching(&ADD_FOLIO, 7, 1 << 40, 900, 3, 0x1234);
     let (back, insn) = program.iter().enumerate().find(|(_, insn)| insn.code == 0xb5).unwrap();
     let turn = isize::try_from(back).unwrap() + 1 + isize::from(insn.offset);
     // It begins by storing the index of the entry.

@@ -34,20 +34,22 @@ fn the_fields_are_found_by_name_and_size() {
     }
 }
 
+/// The function as a kernel may have it.
+pub(super) const ADD_FOLIO: AddFolio = AddFolio {
+    id: 1,
+    inode: 0,
+    number: 64,
+    superblock: 40,
+    device: 16,
+    flags: 0,
+    large: 6,
+    order: 64,
+};
+
 #[test]
 fn every_exit_jumps_to_the_end() {
-    let function = AddFolio {
-        id: 1,
-        inode: 0,
-        number: 64,
-        superblock: 40,
-        device: 16,
-        flags: 0,
-        large: 6,
-        order: 64,
-    };
     let tracepoint = Hook::Tracepoint(Tracepoint::parse(FORMAT).unwrap());
-    for (hook, expected) in [(tracepoint, 5), (Hook::Function(function), 6)] {
+    for (hook, expected) in [(tracepoint, 5), (Hook::Function(ADD_FOLIO), 6)] {
         let program = program(&hook, 7, 1 << 40, 100, 3);
         // All jumps but the one that skips the order of a folio of one page.
         let jumps = (0..).zip(&program).filter(|(_, insn)| {
