@@ -90,13 +90,12 @@ impl Limits {
     pub(super) fn make(controllers: &[Controller]) -> Result<Self, CgroupError> {
         let (places, missing) = CgroupPlace::find_all(controllers)?;
         let mut missing: Vec<_> = missing.iter().map(|error| error_chain(error)).collect();
-        let name = format!("{PREFIX}{}", Uuid::new_v4().simple());
         let devices = controllers.iter().any(|controller| controller.v1 == "devices");
         let mut groups = Vec::new();
         for place in places {
             sweep(place.path());
-            let made = make(&place, &name)
-                .and_then(|made| prepare(&made, place.path(), devices).map(|()| made));
+            let made =
+                make(&place).and_then(|made| prepare(&made, place.path(), devices).map(|()| made));
             match made {
                 Ok(made) => groups.push(made),
                 Err(error) => missing.push(error_chain(&error)),
@@ -208,25 +207,19 @@ impl Drop for Limited {
 }
 
 /// Makes and locks a group.
-fn make(place: &CgroupPlace, name: &str) -> Result<Owned, CgroupError> {
-    let path = place.path().join(name);
+fn make(place: &CgroupPlace) -> Result<Owned, CgroupError> {
     loop {
-        let group = match place.create(name) {
-            Ok(group) => group,
-            // Another supervisor was the first to lock it, and is about to remove it.
-            Err(CgroupError::Io { source, .. })
-                if source.kind() == io::ErrorKind::AlreadyExists =>
-            {
-                std::thread::sleep(PAUSE);
-                continue;
-            }
-            Err(error) => return Err(error),
-        };
-        match lock(&path) {
-            Ok(lock) if path.exists() => return Ok(Owned { group, lock }),
+        // A name is used once: another supervisor that was the first to lock the group removes what
+        // has its name.
+        let name = format!("{PREFIX}{}", Uuid::new_v4().simple());
+        let group = place.create(&name)?;
+        match lock(group.path()) {
+            Ok(lock) if group.path().exists() => return Ok(Owned { group, lock }),
             Ok(_) | Err(TryLockError::WouldBlock) => {}
             Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(TryLockError::Error(source)) => return Err(CgroupError::Io { path, source }),
+            Err(TryLockError::Error(source)) => {
+                return Err(CgroupError::Io { path: group.path().to_owned(), source });
+            }
         }
     }
 }

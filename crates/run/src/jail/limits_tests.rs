@@ -150,3 +150,20 @@ fn a_guest_may_fill_its_memory_and_its_disk_and_be_frozen() {
     assert_eq!(memory_limit(128 << 20, 512 << 20), (1280 + 64) << 20);
     assert_eq!(memory_limit(u64::MAX, 1), u64::MAX);
 }
+
+#[test]
+fn supervisors_that_start_at_once_leave_each_other_their_groups() {
+    let Some(_limits) = limits() else { return };
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..100 {
+                    let limits = Limits::make(ALL).unwrap();
+                    assert_eq!(limits.missing(), None);
+                    let there = |owned: &Owned| owned.group.path().exists();
+                    assert!(limits.groups.iter().all(there));
+                }
+            });
+        }
+    });
+}
