@@ -3,12 +3,15 @@
 use std::cell::RefCell;
 use std::fmt::Display;
 use std::fs::File;
-use std::io::{Read, Seek, Write};
+use std::io::{self, Read, Seek, Write};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 
 use crate::step::Step;
 use crate::{Result, cargo};
+
+/// How often a step is run until it succeeds, if it may be run again.
+const TRIES: u32 = 3;
 
 /// Runs the steps of a task in order.
 #[derive(Debug)]
@@ -43,50 +46,41 @@ impl Runner {
 
     /// Runs a step. An exit code other than 0 is an error.
     pub(crate) fn run(&self, step: &Step) -> Result<()> {
-        self.run_to(step, |_| ())
+        self.run_to(step, || Ok((Stdio::inherit(), Stdio::inherit())))
     }
 
-    /// The same. Returns false if the exit code is `expected`.
-    pub(crate) fn run_but_for(&self, expected: i32, step: &Step) -> Result<bool> {
-        let failure = self.failure(step, |_| ())?;
-        if failure.is_some_and(|status| status.code() == Some(expected)) {
-            return Ok(false);
-        }
-        failure.map_or(Ok(true), |status| failed(step, status))
-    }
-
-    fn run_to(&self, step: &Step, configure: impl FnOnce(&mut Command)) -> Result<()> {
-        self.failure(step, configure)?.map_or(Ok(()), |status| failed(step, status))
-    }
-
-    /// Runs a step. Returns its status if it failed.
-    fn failure(
-        &self,
-        step: &Step,
-        configure: impl FnOnce(&mut Command),
-    ) -> Result<Option<ExitStatus>> {
+    /// Runs a step with its standard output and standard error as `streams` makes them.
+    fn run_to(&self, step: &Step, streams: impl Fn() -> io::Result<(Stdio, Stdio)>) -> Result<()> {
         if self.lists(step) {
-            return Ok(None);
+            return Ok(());
         }
-        let mut child = step.spawn(|command| {
-            self.prepare(command);
-            configure(command);
-        })?;
-        Ok(Some(child.wait()?).filter(|status| !status.success()))
+        let mut tries = 0;
+        loop {
+            let (stdout, stderr) = streams()?;
+            let mut child = step.spawn(|command| {
+                self.prepare(command);
+                command.stdout(stdout).stderr(stderr);
+            })?;
+            let status = child.wait()?;
+            tries += 1;
+            if status.success() {
+                return Ok(());
+            }
+            if tries == TRIES || !step.is_run_again(status) {
+                return failed(step, status);
+            }
+            self.note(&format!("It failed ({status}) and is run again: {step}"));
+        }
     }
 
     /// Runs a step without its standard output.
     pub(crate) fn run_quietly(&self, step: &Step) -> Result<()> {
-        self.run_to(step, |command| {
-            command.stdout(Stdio::null());
-        })
+        self.run_to(step, || Ok((Stdio::null(), Stdio::inherit())))
     }
 
     /// Runs a step with its standard output in `file`.
-    pub(crate) fn run_into(&self, step: &Step, file: File) -> Result<()> {
-        self.run_to(step, |command| {
-            command.stdout(file);
-        })
+    pub(crate) fn run_into(&self, step: &Step, file: &File) -> Result<()> {
+        self.run_to(step, || Ok((file.try_clone()?.into(), Stdio::inherit())))
     }
 
     /// Runs a step, and at the same time others in order, up to the first that fails. Their output
@@ -104,10 +98,7 @@ impl Runner {
         let other = move || {
             let runner = Self::new(false, required);
             let run = |step| {
-                let (stdout, stderr) = (file.try_clone()?, file.try_clone()?);
-                runner.run_to(step, |command| {
-                    command.stdout(stdout).stderr(stderr);
-                })
+                runner.run_to(step, || Ok((file.try_clone()?.into(), file.try_clone()?.into())))
             };
             background.iter().try_for_each(run).map_err(|error| error.to_string())
         };
@@ -118,7 +109,7 @@ impl Runner {
         let mut text = Vec::new();
         output.rewind()?;
         output.read_to_end(&mut text)?;
-        std::io::stdout().write_all(&text)?;
+        io::stdout().write_all(&text)?;
         result?;
         Ok(other.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?)
     }
@@ -149,7 +140,7 @@ impl Runner {
 
 /// Prints a line. A closed standard output is not an error.
 pub(crate) fn line(text: &str) {
-    let _ = writeln!(std::io::stdout(), "{text}");
+    let _ = writeln!(io::stdout(), "{text}");
 }
 
 /// A file without a name.

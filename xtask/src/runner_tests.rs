@@ -16,6 +16,21 @@ fn a_step_gets_the_required_parts_and_its_exit_code_decides() {
 }
 
 #[test]
+fn a_step_is_run_again_after_one_exit_code_a_few_times() {
+    let runner = Runner::new(false, String::new());
+    let folder = tempfile::tempdir().unwrap();
+    let runs = folder.path().join("runs");
+    let run = |code| {
+        let script = format!("echo >> {0}; test $(wc -l < {0}) = 6 || exit {code}", runs.display());
+        let result = runner.run(&shell(&script).again_after(9));
+        (result.is_ok(), std::fs::read(&runs).unwrap().len())
+    };
+    assert_eq!(run(9), (false, 3));
+    assert_eq!(run(8), (false, 4));
+    assert_eq!(run(9), (true, 6));
+}
+
+#[test]
 fn all_steps_have_to_succeed() {
     let runner = Runner::new(false, "kvm".to_owned());
     let (good, bad) = (shell("test \"$FIRN_REQUIRE\" = kvm"), shell("exit 1"));

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fmt::{self, Display, Formatter};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 use crate::Result;
 
@@ -15,11 +15,13 @@ pub(crate) struct Step {
     program: String,
     arguments: Vec<String>,
     variables: Vec<(String, String)>,
+    again_after: Option<i32>,
 }
 
 impl Step {
     pub(crate) fn new(program: impl AsRef<OsStr>) -> Self {
-        Self { program: text(program), arguments: Vec::new(), variables: Vec::new() }
+        let (arguments, variables) = (Vec::new(), Vec::new());
+        Self { program: text(program), arguments, variables, again_after: None }
     }
 
     /// A command whose words are separated by single spaces.
@@ -41,6 +43,16 @@ impl Step {
     pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
         self.variables.push((name.to_owned(), text(value)));
         self
+    }
+
+    /// An exit code after which the command is run again.
+    pub(crate) fn again_after(self, code: i32) -> Self {
+        Self { again_after: Some(code), ..self }
+    }
+
+    /// Whether the command is run again after `status`.
+    pub(crate) fn is_run_again(&self, status: ExitStatus) -> bool {
+        self.again_after.is_some() && status.code() == self.again_after
     }
 
     pub(crate) fn command(&self) -> Command {

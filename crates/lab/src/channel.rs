@@ -27,11 +27,20 @@ pub(crate) enum Kind {
     Exit,
     /// The lab's error, as text. The last frame.
     Failure,
+    /// The timers of L1's kernel work. Empty.
+    Beat,
 }
 
 impl Kind {
-    const ALL: [Self; 6] =
-        [Self::Ready, Self::Stdout, Self::Stderr, Self::Results, Self::Exit, Self::Failure];
+    const ALL: [Self; 7] = [
+        Self::Ready,
+        Self::Stdout,
+        Self::Stderr,
+        Self::Results,
+        Self::Exit,
+        Self::Failure,
+        Self::Beat,
+    ];
 
     fn byte(self) -> u8 {
         match self {
@@ -41,6 +50,7 @@ impl Kind {
             Self::Results => 4,
             Self::Exit => 5,
             Self::Failure => 6,
+            Self::Beat => 7,
         }
     }
 }

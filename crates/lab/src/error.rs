@@ -70,21 +70,35 @@ pub enum LabError {
     Start(#[source] io::Error),
     /// L1 did not boot in time.
     #[error(
-        "the lab's machine did not boot within {seconds} s; the end of its console:\n{console}"
+        "the lab's machine did not boot within {seconds} s, {} times{}",
+        tries,
+        end_of(console)
     )]
     NoBoot {
+        /// How many machines were started.
+        tries: u32,
         /// The limit, in seconds.
         seconds: u64,
         /// The end of the console's log.
         console: String,
     },
     /// QEMU exited, or L1 stopped or panicked, before the command exited.
-    #[error(
-        "the lab's machine stopped before the command exited ({status}); the end of its console:\n{console}"
-    )]
+    #[error("the lab's machine stopped before the command exited ({status}){}", end_of(console))]
     Died {
         /// QEMU's exit status.
         status: ExitStatus,
+        /// The end of the console's log.
+        console: String,
+    },
+    /// The timers of L1's kernel do not work any more.
+    #[error(
+        "the kernel of the lab's machine has stood still for {seconds} s, as emulation sometimes makes it; run the \
+         command again{}",
+        end_of(console)
+    )]
+    Still {
+        /// The limit, in seconds.
+        seconds: u64,
         /// The end of the console's log.
         console: String,
     },
@@ -112,11 +126,14 @@ pub enum LabError {
     },
     /// The command exceeded its time limit.
     #[error(
-        "the command in the lab did not exit within {seconds} s and was stopped; raise the limit with --timeout"
+        "the command in the lab did not exit within {seconds} s and was stopped; raise the limit with --timeout{}",
+        end_of(console)
     )]
     TimedOut {
         /// The limit, in seconds.
         seconds: u64,
+        /// The end of the console's log. Usually empty.
+        console: String,
     },
     /// A signal stopped the run.
     #[error("the lab was stopped by signal {signal}")]
@@ -127,6 +144,14 @@ pub enum LabError {
     /// The lab's init in L1 failed.
     #[error(transparent)]
     Init(#[from] InitError),
+}
+
+/// The words for the end of the console's log.
+fn end_of(console: &str) -> String {
+    match console {
+        "" => String::new(),
+        lines => format!("; the end of its console:\n{lines}"),
+    }
 }
 
 impl LabError {

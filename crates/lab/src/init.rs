@@ -6,16 +6,19 @@ use std::io::{self, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use thiserror::Error;
 
 use crate::channel::{Kind, MAX_CONTENT, Sender};
-use crate::environment::LAB;
+use crate::environment::{CLOCK, LAB};
 use crate::request::{self, Request};
 
 const RESULTS: &str = "/out";
+/// The interval between two beats.
+pub(crate) const BEAT: Duration = Duration::from_secs(5);
 
 /// The lab's init failed.
 #[derive(Debug, Error)]
@@ -41,7 +44,7 @@ pub enum InitError {
 pub fn init(payload: &Path, channel: &Path) -> Result<(), InitError> {
     let failed = |source| InitError::Channel { path: channel.display().to_string(), source };
     let port = OpenOptions::new().write(true).open(channel).map_err(failed)?;
-    let sender = Sender::new(port);
+    let sender = Arc::new(Sender::new(port));
     match serve(payload, &sender) {
         Ok(code) => sender.send(Kind::Exit, &[code]).map_err(failed)?,
         Err(error) => {
@@ -55,14 +58,31 @@ pub fn init(payload: &Path, channel: &Path) -> Result<(), InitError> {
     Ok(())
 }
 
-fn serve(payload: &Path, sender: &Sender<File>) -> io::Result<u8> {
+fn serve(payload: &Path, sender: &Arc<Sender<File>>) -> io::Result<u8> {
     let request = request::unpack(File::open(payload)?, Path::new("/"))?;
     sender.send(Kind::Ready, &[])?;
+    // A clock that counts instructions jumps while nothing else runs, so each jump would be a beat.
+    if request.environment.iter().all(|(name, _)| name != CLOCK) {
+        beat(Arc::clone(sender));
+    }
     let code = run(&request, sender)?;
     if request.results {
         request::pack_results(Path::new(RESULTS), sender.writer(Kind::Results))?;
     }
     Ok(code)
+}
+
+/// Sends a beat at each interval, for ever. Under emulation a timer of L1's kernel can be lost, and
+/// the kernel then stands still without a message.
+fn beat(sender: Arc<Sender<File>>) {
+    std::thread::spawn(move || {
+        loop {
+            std::thread::sleep(BEAT);
+            if sender.send(Kind::Beat, &[]).is_err() {
+                return;
+            }
+        }
+    });
 }
 
 fn run(request: &Request, sender: &Sender<File>) -> io::Result<u8> {

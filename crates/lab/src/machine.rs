@@ -71,7 +71,7 @@ impl Machine {
         rustix::fs::fcntl_setfl(&log, rustix::fs::OFlags::APPEND)
             .map_err(|error| prepare("the console's log")(error.into()))?;
 
-        let mut command = qemu(lab, config.cmdline.as_deref());
+        let mut command = qemu(lab, config);
         command.args(accelerator(config.icount));
         let memory = config.memory_mib;
         // The kernel numbers NVDIMMs from the last one, so the devdax is always device 0.
@@ -183,16 +183,21 @@ fn accelerator(icount: bool) -> &'static [&'static str] {
     }
 }
 
-/// QEMU with the options that are the same in every run, and more words for the kernel.
-fn qemu(lab: &Lab, more: Option<&str>) -> Command {
+/// QEMU with the options that are the same in every run, and the kernel's command line.
+fn qemu(lab: &Lab, config: &RunConfig) -> Command {
     const KERNEL: &str = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off tsc=reliable random.trust_cpu=on \
          cryptomgr.notests initcall_blacklist=jent_mod_init apparmor=0 numa_balancing=disable";
+    // Under emulation a timer of the kernel can be lost. If each sets the next one, a processor
+    // stands still for ever. A clock that counts instructions loses none.
+    const TICKS: &str = "nohz=off highres=off";
     const MACHINE: &str = "-nodefaults -no-user-config -display none -no-reboot \
          -machine q35,nvdimm=on -cpu max";
     // The console and QEMU's messages go to the log; the channel is QEMU's standard output.
     const PORTS: &str = "-chardev file,id=console,path=/proc/self/fd/2,append=on -serial chardev:console \
          -chardev stdio,id=channel,signal=off -device virtio-serial-pci -device virtserialport,chardev=channel,nr=1";
 
+    let ticks = if config.icount { "" } else { TICKS };
+    let cmdline = [KERNEL, ticks, config.cmdline.as_deref().unwrap_or_default()].join(" ");
     let root = lab.path("qemu");
     let libraries =
         ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"].map(|folder| root.join(folder));
@@ -213,7 +218,7 @@ fn qemu(lab: &Lab, more: Option<&str>) -> Command {
         .arg(lab.path("l1/vmlinuz"))
         .arg("-initrd")
         .arg(lab.path("l1/initramfs.cpio"))
-        .args(["-append", &[KERNEL, more.unwrap_or_default()].join(" ")]);
+        .args(["-append", &cmdline]);
     command
 }
 

@@ -12,17 +12,27 @@ use signal_hook::iterator::Signals;
 use crate::cache::cache_dir;
 use crate::channel::{Kind, ReceiveError, receive};
 use crate::environment::{CLOCK, INSTRUCTIONS};
+use crate::init::BEAT;
 use crate::machine::{Lab, Machine};
 use crate::request::{self, Request};
 use crate::{LabError, RunConfig};
 
 /// Limit for the boot of the lab's machine. A boot takes 3 s on an idle computer.
-const BOOT_LIMIT: Duration = Duration::from_secs(180);
+const BOOT_LIMIT: Duration = Duration::from_secs(120);
+/// How many machines are started until one boots. A timer that emulation loses can stop a boot.
+const BOOTS: u32 = 2;
+/// How long no beat may arrive before it counts as a silence.
+const SILENCE: Duration = BEAT.saturating_mul(6);
+/// How many silences in succession make a machine that stands still. One alone may come from a
+/// pause of this process.
+const SILENCES: u32 = 10;
 
 /// An event that the main thread waits for.
 enum Event {
     /// L1 has booted.
     Ready,
+    /// The timers of L1's kernel work.
+    Beat,
     /// The channel has ended.
     Ended(Result<Ending, RelayError>),
     /// This process received a signal that asks it to stop.
@@ -88,21 +98,37 @@ pub fn run(config: &RunConfig) -> Result<Outcome, LabError> {
     }
     let mut payload = lab.temporary().map_err(prepare("the inputs' disk"))?;
     request::pack(&mut payload, &request, &config.inputs)?;
-    let results = match config.out {
-        Some(_) => Some(lab.temporary().map_err(prepare("the results' file"))?),
-        None => None,
+    let mut tries = 0;
+    let (mut machine, stop) = loop {
+        tries += 1;
+        let results = match config.out {
+            Some(_) => Some(lab.temporary().map_err(prepare("the results' file"))?),
+            None => None,
+        };
+        let (machine, channel) = Machine::start(&lab, &payload, config)?;
+        let limits = Limits {
+            boot: Instant::now() + BOOT_LIMIT,
+            end: config.timeout.map(|limit| started + limit),
+            silence: (!config.icount).then_some(SILENCE),
+        };
+        // The relay has its own thread, so that a blocked standard output does not delay the
+        // timeout.
+        let captured = config.capture.then(Captured::default);
+        let events = events.clone();
+        std::thread::spawn(move || {
+            let ending = relay(channel, results, captured, &events);
+            // The main thread exits only with the process.
+            let _ = events.send(Event::Ended(ending));
+        });
+        match wait(&received, &limits) {
+            Stop::NoBoot if tries < BOOTS => drop(machine),
+            stop => break (machine, stop),
+        }
+        if let Some(signal) = relay_ends(&received) {
+            return Err(LabError::Interrupted { signal });
+        }
     };
-    let (mut machine, channel) = Machine::start(&lab, &payload, config)?;
-
-    // The relay has its own thread, so that a blocked standard output does not delay the timeout.
-    let captured = config.capture.then(Captured::default);
-    std::thread::spawn(move || {
-        let ending = relay(channel, results, captured, &events);
-        // The main thread exits only with the process.
-        let _ = events.send(Event::Ended(ending));
-    });
-    let limit = config.timeout;
-    let ending = match wait(&received, started, limit) {
+    let ending = match stop {
         Stop::Ended(Ok(ending)) => ending,
         Stop::Ended(Err(RelayError::Receive(ReceiveError::Ended))) => {
             let status = machine.exit_status().map_err(LabError::Start)?;
@@ -116,11 +142,21 @@ pub fn run(config: &RunConfig) -> Result<Outcome, LabError> {
         }
         Stop::Signal(signal) => return Err(LabError::Interrupted { signal }),
         Stop::TimedOut => {
-            return Err(LabError::TimedOut { seconds: limit.unwrap_or_default().as_secs() });
+            return Err(LabError::TimedOut {
+                seconds: config.timeout.unwrap_or_default().as_secs(),
+                console: machine.console_tail(),
+            });
         }
         Stop::NoBoot => {
             return Err(LabError::NoBoot {
+                tries,
                 seconds: BOOT_LIMIT.as_secs(),
+                console: machine.console_tail(),
+            });
+        }
+        Stop::Still => {
+            return Err(LabError::Still {
+                seconds: SILENCE.saturating_mul(SILENCES).as_secs(),
                 console: machine.console_tail(),
             });
         }
@@ -140,29 +176,57 @@ enum Stop {
     Signal(i32),
     TimedOut,
     NoBoot,
+    Still,
 }
 
-fn wait(received: &Receiver<Event>, started: Instant, limit: Option<Duration>) -> Stop {
+/// Limits of the wait for a machine.
+struct Limits {
+    /// L1 has to have booted by then.
+    boot: Instant,
+    /// The command has to have exited by then.
+    end: Option<Instant>,
+    /// A pause between two beats that is a silence, if beats are sent.
+    silence: Option<Duration>,
+}
+
+fn wait(received: &Receiver<Event>, limits: &Limits) -> Stop {
     let mut up = false;
+    let mut silences = 0;
     loop {
-        let boot = if up { None } else { Some((BOOT_LIMIT, Stop::NoBoot)) };
-        let next = boot
-            .into_iter()
-            .chain(limit.map(|limit| (limit, Stop::TimedOut)))
-            .min_by_key(|(limit, _)| *limit);
+        let now = Instant::now();
+        let machine = match limits.silence {
+            _ if !up => Some((limits.boot, Stop::NoBoot)),
+            silence => silence.map(|silence| (now + silence, Stop::Still)),
+        };
+        let end = limits.end.map(|end| (end, Stop::TimedOut));
+        let next = machine.into_iter().chain(end).min_by_key(|(at, _)| *at);
         let event = match next {
             None => received.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some((limit, _)) => received.recv_timeout(limit.saturating_sub(started.elapsed())),
+            Some((at, _)) => received.recv_timeout(at.saturating_duration_since(now)),
         };
         match (event, next) {
             (Ok(Event::Ready), _) => up = true,
+            (Ok(Event::Beat), _) => silences = 0,
             (Ok(Event::Ended(ending)), _) => return Stop::Ended(ending),
             (Ok(Event::Signal(signal)), _) => return Stop::Signal(signal),
+            (Err(RecvTimeoutError::Timeout), Some((_, Stop::Still))) if silences + 1 < SILENCES => {
+                silences += 1;
+            }
             (Err(RecvTimeoutError::Timeout), Some((_, stop))) => return stop,
             // The relay panicked.
             (Err(_), _) => return Stop::Ended(Err(RelayError::Receive(ReceiveError::Ended))),
         }
     }
+}
+
+/// Waits until the relay of a killed machine has ended. Returns the number of a signal that asked
+/// this process to stop.
+fn relay_ends(received: &Receiver<Event>) -> Option<i32> {
+    received.iter().find_map(|event| match event {
+        Event::Ended(_) => Some(None),
+        Event::Signal(signal) => Some(Some(signal)),
+        Event::Ready | Event::Beat => None,
+    })?
 }
 
 /// Sends SIGHUP, SIGINT and SIGTERM to the main thread as events.
@@ -196,6 +260,7 @@ fn relay(
         match (receive(&mut channel, &mut content).map_err(RelayError::Receive)?, &mut captured) {
             // Without a main thread the process has exited.
             (Kind::Ready, _) => drop(events.send(Event::Ready)),
+            (Kind::Beat, _) => drop(events.send(Event::Beat)),
             (Kind::Stdout, None) => stdout.write_all(&content).map_err(RelayError::Output)?,
             (Kind::Stderr, None) => stderr.write_all(&content).map_err(RelayError::Output)?,
             (Kind::Stdout, Some(captured)) => captured.stdout.extend(&content),

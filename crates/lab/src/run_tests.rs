@@ -2,7 +2,7 @@ use std::io::{Read, Seek};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
-use super::{BOOT_LIMIT, Captured, Ending, Event, RelayError, Stop, relay, wait};
+use super::{Captured, Ending, Event, Limits, RelayError, SILENCES, Stop, relay, relay_ends, wait};
 use crate::channel::{Kind, ReceiveError, Sender};
 
 fn stream(frames: &[(Kind, &[u8])]) -> Vec<u8> {
@@ -59,22 +59,48 @@ fn a_failure_in_the_lab_is_returned() {
 fn the_wait_ends_at_the_nearer_limit() {
     let (events, received) = mpsc::channel();
     let now = Instant::now();
-    assert!(matches!(wait(&received, now, Some(Duration::ZERO)), Stop::TimedOut));
-    let Some(long_ago) = now.checked_sub(BOOT_LIMIT) else { return };
-    assert!(matches!(wait(&received, long_ago, None), Stop::NoBoot));
+    let later = now + Duration::from_secs(3600);
+    let limits = |boot, end| Limits { boot, end, silence: None };
+    assert!(matches!(wait(&received, &limits(later, Some(now))), Stop::TimedOut));
+    assert!(matches!(wait(&received, &limits(now, None)), Stop::NoBoot));
     // After the boot, only the command's own limit applies.
     events.send(Event::Ready).unwrap();
-    assert!(matches!(wait(&received, long_ago, Some(BOOT_LIMIT)), Stop::TimedOut));
+    assert!(matches!(wait(&received, &limits(now, Some(now))), Stop::TimedOut));
+}
+
+#[test]
+fn a_machine_without_beats_stands_still() {
+    let (events, received) = mpsc::channel();
+    let now = Instant::now();
+    let silence = Some(Duration::from_millis(1));
+    let limits = Limits { boot: now + Duration::from_secs(3600), end: None, silence };
+    events.send(Event::Ready).unwrap();
+    events.send(Event::Beat).unwrap();
+    assert!(matches!(wait(&received, &limits), Stop::Still));
+    assert!(now.elapsed() >= SILENCES * Duration::from_millis(1));
 }
 
 #[test]
 fn the_wait_ends_on_a_signal_or_a_lost_relay() {
     let (events, received) = mpsc::channel();
+    let boot = Instant::now() + Duration::from_secs(3600);
+    let limits = Limits { boot, end: None, silence: None };
     events.send(Event::Signal(15)).unwrap();
-    assert!(matches!(wait(&received, Instant::now(), None), Stop::Signal(15)));
+    assert!(matches!(wait(&received, &limits), Stop::Signal(15)));
     drop(events);
     assert!(matches!(
-        wait(&received, Instant::now(), None),
+        wait(&received, &limits),
         Stop::Ended(Err(RelayError::Receive(ReceiveError::Ended)))
     ));
+}
+
+#[test]
+fn the_next_machine_starts_when_the_relay_of_the_last_has_ended() {
+    let (events, received) = mpsc::channel();
+    let ended = || Event::Ended(Err(RelayError::Receive(ReceiveError::Ended)));
+    for event in [Event::Ready, Event::Beat, ended(), Event::Signal(15)] {
+        events.send(event).unwrap();
+    }
+    assert_eq!(relay_ends(&received), None);
+    assert_eq!(relay_ends(&received), Some(15));
 }

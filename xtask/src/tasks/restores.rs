@@ -117,7 +117,7 @@ fn measure(context: &Context, settings: &Settings) -> Result<()> {
     } else {
         let results = entries(&settings.out)?.into_iter().filter(|name| name.ends_with(".json"));
         let step = step.args(results.map(|name| settings.out.join(name)));
-        runner.run_into(&step, File::create(settings.out.join("restores.md"))?)?;
+        runner.run_into(&step, &File::create(settings.out.join("restores.md"))?)?;
     }
     if failed.is_empty() { Ok(()) } else { Err(format!("failed:{failed}").into()) }
 }

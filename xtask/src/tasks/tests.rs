@@ -197,7 +197,7 @@ fn load_runs_on_players_and_on_guests() {
     let native = "FIRN=/t/release/firn FIRN_REQUESTS=1000 load --test-threads=1 --nocapture requests_beside_kills";
     let lab = |seed: u32| {
         format!(
-            "/t/release/firn lab run --memory 8G --cpus 1 --timeout 3600 --cmdline 'nohz=off highres=off' --in load \
+            "/t/release/firn lab run --memory 8G --cpus 1 --timeout 3600 --in load \
              --env FIRN=/bin/firn --env FIRN_REQUESTS=250 --env FIRN_SEED={seed} -- /in/load --test-threads=1 --nocapture requests_beside_kills"
         )
     };
