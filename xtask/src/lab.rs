@@ -5,12 +5,12 @@ use std::path::Path;
 use crate::paths::Paths;
 use crate::step::Step;
 
-/// The exit code of `firn lab run` when the lab itself failed. QEMU's emulation of nested guests does
-/// not last for ever: the lab's own kernel can panic or stand still.
+/// The exit code of `firn lab run` when the lab itself failed. QEMU's emulation of nested guests
+/// does not last for ever: the lab's own kernel can panic or stand still.
 const LAB_ENDED: i32 = 125;
 
-/// `firn lab run` with `options`, which are separated by spaces. Another lab runs the command of one
-/// that ended before it.
+/// `firn lab run` with `options`, which are separated by spaces. Another lab runs the command of
+/// one that ended before it.
 pub(crate) fn run(paths: &Paths, options: &str) -> Step {
     let step = Step::new(paths.firn()).args(["lab", "run"]).again_after(LAB_ENDED);
     if options.is_empty() { step } else { step.args(options.split(' ')) }
