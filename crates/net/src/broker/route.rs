@@ -74,9 +74,10 @@ impl Routes {
         let mut buffer = [0; 1024];
         let answer = loop {
             let (_, len) = retry_on_intr(|| recv(socket, &mut buffer, RecvFlags::empty()))?;
-            let answer = buffer.get(..len).ok_or(Errno::PROTO)?;
+            let answer = buffer.get(..len).filter(|answer| answer.len() >= NLMSG_HEADER);
+            let answer = answer.ok_or(Errno::PROTO)?;
             // An earlier question may have its answer late.
-            if answer.get(8..12) == Some(&number.to_ne_bytes()) {
+            if answer[8..12] == number.to_ne_bytes() {
                 break answer;
             }
         };
@@ -114,3 +115,7 @@ fn request(address: IpAddr, number: u32) -> Vec<u8> {
     message.extend(octets);
     message
 }
+
+#[cfg(test)]
+#[path = "route_tests.rs"]
+mod tests;
