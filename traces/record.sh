@@ -1,10 +1,11 @@
 #!/bin/sh
-# record.sh FUNCTION [PERIOD]: records the traces of a function. `make traces` starts it in the lab.
-# The function is booted and frozen once, and both inputs are recorded from that snapshot. With a
-# period, input a is recorded alone, with repeated accesses and a second invocation (-a2).
+# record.sh FUNCTION [PERIOD|sizes]: records the traces of a function. `make traces` starts it in
+# the lab. The function is booted and frozen once, and both inputs are recorded from that snapshot.
+# With a period, input a is recorded alone, with repeated accesses and a second invocation (-a2).
+# With `sizes` it is booted with 1 GiB, and the inputs in traces/sizes/inputs are recorded.
 set -eu
 function=$1
-period=${2-}
+what=${2-}
 folder=/in/functions/$function
 
 # exact: removes from an answer the numbers for which function.toml has a tolerance. The rest is the
@@ -14,20 +15,16 @@ exact() {
     sed -E "s/\"(${inexact%|})\": [^,}]*//g"
 }
 
-# once INPUT NAME [OPTION...]: records one invocation. With an unpatched QEMU (docs/start/lab.md) a
-# guest may hang: such a recording fails, leaves no trace, and is repeated. A wrong answer is not.
+# once INPUT EVENT NAME [OPTION...]: records one invocation. With an unpatched QEMU
+# (docs/start/lab.md) a guest may hang: such a recording fails, leaves no trace, and is repeated.
 # The time limit is in the lab's time: 120,000 million instructions.
 once() {
-    input=$1 name=$2
-    shift 2
-    exact <"$folder/expected-$input.json" >expected
+    input=$1 event=$2 name=$3
+    shift 3
     for attempt in 1 2 3; do
-        if firn record snapshot --invoke "@$folder/input-$input.json" --input "$input" \
-            --out "$name.trace" --time-limit 120 \
-            --command "make traces FUNCTIONS=$function${period:+-a2}" "$@" >answer; then
+        if firn record snapshot --invoke "$event" --input "$input" --out "$name.trace" \
+            --time-limit 120 --command "make traces FUNCTIONS=$function$ending" "$@" >answer; then
             cat answer
-            exact <answer | cmp - expected
-            mv "$name.trace" /out
             return
         fi
         echo "$name: recording $attempt failed" >&2
@@ -35,14 +32,49 @@ once() {
     return 1
 }
 
-firn boot --name one --time-limit 900 --detach "$folder"
+# known INPUT NAME [OPTION...]: records an input whose answer is known. A wrong answer is an error.
+known() {
+    input=$1 name=$2
+    shift 2
+    once "$input" "@$folder/input-$input.json" "$name" "$@"
+    exact <"$folder/expected-$input.json" >expected
+    exact <answer | cmp - expected
+    mv "$name.trace" /out
+}
+
+sizes() {
+    sed -n "s/^$function //p" /in/sizes/inputs
+}
+
+memory=
+case $what in
+'') ending= ;;
+sizes) ending=-sizes memory="--memory 1G" ;;
+*) ending=-a2 ;;
+esac
+# shellcheck disable=SC2086 # It is two words or none.
+firn boot --name one --time-limit 900 $memory --detach "$folder"
 # The kernel's own start-up work takes a while. In this lab idle time passes at once.
 sleep 20
-firn freeze one snapshot
-if [ -n "$period" ]; then
-    once a "$function-a2" --again "$period"
-    exit
+if [ "$function-$what" = ffmpeg-sizes ]; then
+    # Its videos are made before the freeze, as those of inputs a and b are.
+    sizes | while read -r size event; do
+        firn invoke one "$event"
+    done
 fi
-for input in a b; do
-    once "$input" "$function-$input"
-done
+firn freeze one snapshot
+case $what in
+'')
+    for input in a b; do
+        known "$input" "$function-$input"
+    done
+    ;;
+sizes)
+    mkdir -p /out/sizes
+    sizes | while read -r size event; do
+        once "$size" "$event" "$function-$size"
+        mv "$function-$size.trace" /out/sizes
+    done
+    ;;
+*) known a "$function-a2" --again "$what" ;;
+esac

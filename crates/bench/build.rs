@@ -27,7 +27,7 @@ fn main() -> io::Result<()> {
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or(io::ErrorKind::NotFound)?);
     name_commit(&root);
     build_player(&root.join("guest/player"), &out)?;
-    list_traces(&root.join("traces"), &out.join("traces.rs"))
+    list_traces(&["traces", "traces/sizes"].map(|folder| root.join(folder)), &out.join("traces.rs"))
 }
 
 /// Sets `FIRN_COMMIT`: the commit, with `+changes` if the sources differ from it; `unknown` outside
@@ -96,14 +96,16 @@ fn rustc(kind: &str, name: &str, source: &Path, out: &Path, more: &[&OsStr]) -> 
     }
 }
 
-/// Writes `&[("NAME", include_bytes!("…/NAME.trace")), …]`, in order of the names.
-fn list_traces(folder: &Path, list: &Path) -> io::Result<()> {
-    println!("cargo::rerun-if-changed={}", folder.display());
+/// Writes `&[("NAME", include_bytes!("…/NAME.trace")), …]`, in order of the paths.
+fn list_traces(folders: &[PathBuf], list: &Path) -> io::Result<()> {
     let mut traces = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.extension() == Some(OsStr::new("trace")) {
-            traces.push(path);
+    for folder in folders {
+        println!("cargo::rerun-if-changed={}", folder.display());
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.extension() == Some(OsStr::new("trace")) {
+                traces.push(path);
+            }
         }
     }
     traces.sort();

@@ -18,6 +18,13 @@ const EMBEDDED: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/traces.rs
 const SEQUENTIAL_READ: &str = "sequential-read";
 const SEQUENTIAL_WRITE: &str = "sequential-write";
 
+/// The inputs of other sizes than that of a function's record phase: their size relative to it, and
+/// what the names of their traces end with.
+pub(crate) const SIZES: [(&str, &str); 5] =
+    [("1/4", "quarter"), ("1/2", "half"), ("1", "same"), ("2", "double"), ("4", "fourfold")];
+/// What the name of the record phase's trace ends with.
+pub(crate) const BASE: &str = "base";
+
 /// A trace and its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedTrace {

@@ -19,6 +19,7 @@ mod errors;
 mod freezing;
 mod hugetlbfs;
 mod jail;
+mod marking;
 mod name_server;
 mod network;
 mod network_clients;

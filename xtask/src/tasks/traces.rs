@@ -24,14 +24,30 @@ const AGAIN: [(&str, &str); 10] = [
 /// What the name of such a trace ends with.
 const AGAIN_ENDING: &str = "-a2";
 
+/// The functions with traces of inputs of other sizes, and what the name of such a recording ends
+/// with.
+const SIZED: [&str; 9] = [
+    "chameleon",
+    "compression",
+    "ffmpeg",
+    "image",
+    "json",
+    "matmul",
+    "pagerank",
+    "pyaes",
+    "recognition",
+];
+const SIZES_ENDING: &str = "-sizes";
+
 /// Records the traces that are missing, or those in `FUNCTIONS`: `NAME` for a function's two
-/// inputs, `NAME-a2` for its trace with repeated accesses. Every recording has a lab of its own, so
-/// a failure of one does not affect the others.
+/// inputs, `NAME-a2` for its trace with repeated accesses, `NAME-sizes` for inputs of other sizes.
+/// Every recording has a lab of its own, so a failure of one does not affect the others.
 pub(super) fn record(context: &Context) -> Result<()> {
     let mut failed = String::new();
     for name in recordings(context)? {
         let step = lab::run(&context.paths, "--icount --timeout 3600")
-            .args(["--in", "guest/functions", "--in", "traces/record.sh", "--out", "traces", "--"])
+            .args(["--in", "guest/functions", "--in", "traces/record.sh", "--in", "traces/sizes"])
+            .args(["--out", "traces", "--"])
             .args(["sh", "/in/record.sh"])
             .args(arguments(&name)?);
         if let Err(error) = context.runner.run(&step) {
@@ -44,6 +60,9 @@ pub(super) fn record(context: &Context) -> Result<()> {
 
 /// The arguments of record.sh.
 fn arguments(name: &str) -> Result<Vec<&str>> {
+    if let Some(function) = name.strip_suffix(SIZES_ENDING) {
+        return Ok(vec![function, "sizes"]);
+    }
     let Some(function) = name.strip_suffix(AGAIN_ENDING) else { return Ok(vec![name]) };
     let period = AGAIN.iter().find(|(known, _)| *known == function).map(|(_, period)| *period);
     let unknown = || format!("{name} has no period of its sampling: see xtask/src/tasks/traces.rs");
@@ -61,7 +80,10 @@ fn recordings(context: &Context) -> Result<Vec<String>> {
         .into_iter()
         .filter(|name| !["a", "b"].iter().all(|input| recorded(&format!("{name}-{input}"))));
     let again = AGAIN.iter().map(|(name, _)| format!("{name}{AGAIN_ENDING}"));
-    Ok(missing.chain(again.filter(|name| !recorded(name))).collect())
+    let again = again.filter(|name| !recorded(name));
+    let sized = SIZED.iter().filter(|name| !recorded(&format!("sizes/{name}-fourfold")));
+    let sized = sized.map(|name| format!("{name}{SIZES_ENDING}"));
+    Ok(missing.chain(again).chain(sized).collect())
 }
 
 #[cfg(test)]

@@ -368,11 +368,24 @@ pub static EXPERIMENTS: [Experiment; 36] = [
         name: "faasnap-figure-8",
         source: "FaaSnap 6.3, figure 8",
         title: "Execution time by the size of the input",
-        way: Way::Missing {
-            reason: "a function has traces of two inputs of about the same size",
-            needs: "traces of inputs of 1/4, 1/2, 2 and 4 times the size, which the lab records (`make traces`)",
-        },
-        verdict: Verdict::CannotShow,
+        way: Way::Replays(&[Replays {
+            planners: OF_FAASNAP,
+            traces: &[
+                "chameleon",
+                "compression",
+                "ffmpeg",
+                "image",
+                "json",
+                "matmul",
+                "pagerank",
+                "pyaes",
+                "recognition",
+            ],
+            unsanitised: true,
+            shape: Shape::Sizes,
+            ..Replays::ONE
+        }]),
+        verdict: Verdict::NotMeasured,
         measured: "",
     },
     Experiment {
@@ -413,8 +426,8 @@ pub static EXPERIMENTS: [Experiment; 36] = [
                 ..BURSTS
             },
         ]),
-        verdict: Verdict::Partly("as to Firecracker, not as to REAP"),
-        measured: "[1 to 64](restores.md#faasnap-figure-10)",
+        verdict: Verdict::Partly("as to Firecracker, and as to REAP from 16 on"),
+        measured: "[1 to 64 of one snapshot](faasnap.md#figure-10-bursts)",
     },
     Experiment {
         name: "faasnap-figure-11",
@@ -432,8 +445,10 @@ pub static EXPERIMENTS: [Experiment; 36] = [
             ],
             ..Replays::ONE
         }]),
-        verdict: Verdict::NotMeasured,
-        measured: "",
+        verdict: Verdict::Differs(
+            "the disk's limits cost little; FaaSnap gains on Firecracker, not on REAP",
+        ),
+        measured: "[12 functions](faasnap.md#figure-11-remote-storage)",
     },
     Experiment {
         name: "faasnap-table-3",

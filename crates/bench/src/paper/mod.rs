@@ -46,7 +46,7 @@ use crate::players::{
 use crate::progress::Part;
 use crate::thaw::{RESULTS_VERSION, Session, SessionError, to_repeat};
 use crate::tier::{EmulateError, EmulatedDisk, Throttle};
-use crate::traces::LoadTraceError;
+use crate::traces::{LoadTraceError, SIZES};
 
 /// How the papers' experiments run.
 #[derive(Clone, Debug)]
@@ -159,6 +159,17 @@ struct Runner<'a> {
     harness: &'a Harness<'a>,
 }
 
+/// Where a group is measured.
+#[derive(Clone, Copy, Default)]
+struct Spot<'a> {
+    /// The directory of the snapshots; none for that of temporary files.
+    directory: Option<&'a Path>,
+    /// The emulated disk of the directory, and what it emulates.
+    disk: Option<(&'a EmulatedDisk, &'a [Storage])>,
+    /// The size of the input, and what the trace's name ends with.
+    size: Option<(&'a str, &'a str)>,
+}
+
 /// What is measured together.
 struct Group<'a> {
     trace: &'a str,
@@ -266,29 +277,40 @@ impl Runner<'_> {
         Ok(host_of(directory, pool.as_ref())?)
     }
 
-    /// Makes the disk that the experiment emulates, and runs the group on it, or where the
+    /// Runs the group on the disk that the experiment emulates, on each of its sizes, or where the
     /// snapshots otherwise are.
     fn measure(&self, group: &Group<'_>, outcome: &mut Outcome) -> Result<(), PaperError> {
-        let Shape::Storage(disks) = self.replays.shape else {
-            return self.measure_in(self.directory(), None, group, outcome);
-        };
-        let disk = EmulatedDisk::make(systor::available() / 2)?;
-        self.measure_in(Some(disk.path()), Some((&disk, disks)), group, outcome)
+        let spot = Spot { directory: self.directory(), ..Spot::default() };
+        match self.replays.shape {
+            Shape::Storage(disks) => {
+                let disk = EmulatedDisk::make(systor::available() / 2)?;
+                let disks = Some((&disk, disks));
+                let spot = Spot { directory: Some(disk.path()), disk: disks, ..spot };
+                self.measure_in(spot, group, outcome)
+            }
+            Shape::Sizes => SIZES.into_iter().try_for_each(|size| {
+                self.measure_in(Spot { size: Some(size), ..spot }, group, outcome)
+            }),
+            _ => self.measure_in(spot, group, outcome),
+        }
     }
 
     /// Freezes the players, and measures the planners at each place on the scale.
     fn measure_in(
         &self,
-        directory: Option<&Path>,
-        disk: Option<(&EmulatedDisk, &[Storage])>,
+        spot: Spot<'_>,
         group: &Group<'_>,
         outcome: &mut Outcome,
     ) -> Result<(), PaperError> {
         let progress = self.harness.progress;
+        let trace = match spot.size {
+            Some((_, ending)) => format!("{}-{ending}", group.trace),
+            None => group.trace.to_owned(),
+        };
         let players = PlayersConfig {
             planners: group.planners.clone(),
-            traces: vec![group.trace.to_owned()],
-            directory: directory.map(Path::to_owned),
+            traces: vec![trace.clone()],
+            directory: spot.directory.map(Path::to_owned),
             pool: self.config.pool.clone(),
             leaves: Leaves::Recorded,
             gaps: if self.replays.work { GapFactor::FULL } else { GapFactor::NONE },
@@ -309,7 +331,7 @@ impl Runner<'_> {
         outcome.host = prepared.host.clone();
         let unfit = prepared.left_out.iter();
         outcome.left_out.extend(
-            unfit.map(|left| (format!("{} on {}", left.planner, group.trace), left.reason.clone())),
+            unfit.map(|left| (format!("{} on {trace}", left.planner), left.reason.clone())),
         );
         leave_out_unplanned(&mut prepared, outcome)?;
         match self.replays.shape {
@@ -335,13 +357,18 @@ impl Runner<'_> {
             }
             Shape::Storage(_) => {
                 for (disk, storage) in
-                    disk.iter().flat_map(|(disk, all)| all.iter().map(|s| (*disk, s)))
+                    spot.disk.iter().flat_map(|(disk, all)| all.iter().map(|s| (*disk, s)))
                 {
                     disk.throttle(storage.limits)?;
                     let measured = self.session(storage.name, 1, &prepared, outcome);
                     disk.throttle(Throttle::NONE)?;
                     measured?;
                 }
+            }
+            Shape::Sizes => {
+                let (place, _) = spot.size.unwrap_or_default();
+                self.session(place, 1, &prepared, outcome)?;
+                outcome.rename_trace(&trace, group.trace);
             }
         }
         match self.replays.quantity {

@@ -160,6 +160,15 @@ impl Outcome {
         Ok(())
     }
 
+    /// Gives rows the name of another trace.
+    pub(super) fn rename_trace(&mut self, from: &str, to: &str) {
+        for place in &mut self.sessions {
+            let rows = place.rows.iter_mut().map(|row| &mut row.trace);
+            let noise = place.noise.iter_mut().map(|noise| &mut noise.trace);
+            rows.chain(noise).filter(|trace| *trace == from).for_each(|trace| to.clone_into(trace));
+        }
+    }
+
     /// Adds the results of a session.
     pub(super) fn add(&mut self, place: &str, results: Results) {
         let left_out = results.left_out.into_iter().map(|left| (left.planner, left.reason));

@@ -5,6 +5,7 @@
 //! - `<!-- NAME | COLUMN -->`: the name of an experiment's file and a column of its table;
 //! - `<!-- NAME | COLUMN | PLANNER -->`: the same, divided by the numbers of a planner;
 //! - `<!-- NAME | host -->`: how it was measured;
+//! - `<!-- NAME | allocated -->`: which pages of its functions were free at the freeze;
 //! - `<!-- NAME -->`: the table of an experiment without rows for planners;
 //! - `<!-- NAME | TIME -->`, `<!-- NAME | TIME | FUNCTION FUNCTION -->`: a time of an experiment of
 //!   SYSTOR '22 by tier, of all functions or of some; for TIME also `classes` or `working sets`.
@@ -13,7 +14,8 @@
 
 use std::io;
 
-use firn_base::format_bytes;
+use firn_base::{PAGE_SIZE, format_bytes};
+use firn_memory::trace::Access;
 
 use super::outcome::Outcome;
 use super::picture::names;
@@ -22,6 +24,7 @@ use super::text::Cell;
 use crate::host::Host;
 use crate::stats::Summary;
 use crate::text::{markdown, number};
+use crate::traces::load;
 
 const BEGIN: &str = "<!-- ";
 const CLOSE: &str = " -->";
@@ -50,6 +53,7 @@ impl Results {
     fn text(&self, column: Option<&str>, more: Option<&str>) -> Option<String> {
         match (self, column) {
             (Self::Replays(results), Some("host")) => Some(results.conditions()),
+            (Self::Replays(results), Some("allocated")) => results.allocated(),
             (Self::Replays(results), Some(column)) => results.by_planner(column, more),
             (Self::Replays(results), None) => results.without_rows(),
             (Self::Tiers(results), column) => results.by_tier(column?, more),
@@ -203,6 +207,22 @@ impl Outcome {
         self.histogram_markdown()
             .or_else(|| self.programs_markdown())
             .or_else(|| self.kernel_faults_markdown())
+    }
+
+    /// How many of the pages that its functions touch were free at the freeze, so that the guest
+    /// allocates them anew.
+    fn allocated(&self) -> Option<String> {
+        let rows = names(self.rows().map(|(_, row)| &*row.trace)).into_iter().map(|name| {
+            let trace = load(name).ok()?.trace;
+            let first = trace.touches().iter().filter(|touch| touch.access != Access::LaterWrite);
+            let free = first.filter(|touch| trace.free().is_some_and(|free| free.get(touch.page)));
+            let (free, touched) = (free.count(), trace.touched_pages());
+            let bytes = format_bytes(free as u64 * PAGE_SIZE);
+            let share = number(100.0 * free as f64 / touched as f64);
+            Some(vec![name.to_owned(), touched.to_string(), free.to_string(), bytes, share])
+        });
+        let head = ["function", "pages touched", "free at the freeze", "bytes", "%"];
+        Some(markdown(&head, &rows.collect::<Option<Vec<_>>>()?))
     }
 
     /// How it was measured, and the noise.

@@ -94,6 +94,9 @@ pub enum Shape {
     Capacity(&'static [u64]),
     /// With one microVM, from an emulated disk with these limits, one after the other.
     Storage(&'static [Storage]),
+    /// With one microVM, on inputs of other sizes than that of the profile, one after the other.
+    /// The traces are named without their inputs.
+    Sizes,
 }
 
 /// An emulated disk.

@@ -33,13 +33,6 @@ pub enum Way {
     Replays(&'static [Replays]),
     /// Players replay traces on tiers.
     Tiers(SystorExperiment),
-    /// It cannot be made so far.
-    Missing {
-        /// The reason.
-        reason: &'static str,
-        /// What it needs.
-        needs: &'static str,
-    },
 }
 
 /// How firn's results compare with the paper's.
@@ -53,8 +46,6 @@ pub enum Verdict {
     Differs(&'static str),
     /// There are no committed results.
     NotMeasured,
-    /// This host cannot show it.
-    CannotShow,
 }
 
 impl fmt::Display for Verdict {
@@ -65,56 +56,32 @@ impl fmt::Display for Verdict {
             Self::Partly(text) => write!(f, "agrees in part: {text}"),
             Self::Differs(text) => write!(f, "differs: {text}"),
             Self::NotMeasured => f.write_str("not measured"),
-            Self::CannotShow => f.write_str("cannot be shown"),
         }
     }
 }
 
-/// An experiment cannot be found or run.
+/// There is no experiment of this name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum FindError {
-    /// There is no experiment of this name.
-    #[error("no experiment has the name {0:?}; `firn bench paper` lists the names")]
-    Unknown(String),
-    /// It cannot be made so far.
-    #[error("{name} cannot be measured: {reason}; it needs {needs}")]
-    Missing {
-        /// The experiment.
-        name: &'static str,
-        /// The reason.
-        reason: &'static str,
-        /// What it needs.
-        needs: &'static str,
-    },
-}
+#[error("no experiment has the name {0:?}; `firn bench paper` lists the names")]
+pub struct FindError(pub String);
 
-/// Finds experiments by their names, in the order of the table. `all` selects every one that can be
-/// made, and `pass`, `faasnap`, `snapbpf` and `systor` those of a paper.
+/// Finds experiments by their names, in the order of the table. `all` selects every one, and
+/// `pass`, `faasnap`, `snapbpf` and `systor` those of a paper.
 ///
 /// # Errors
 ///
-/// [`FindError`] at the first name that is unknown, or of an experiment that cannot be made.
+/// [`FindError`] at the first name that is unknown.
 pub fn find(names: &[String]) -> Result<Vec<&'static Experiment>, FindError> {
     let mut wanted = [false; EXPERIMENTS.len()];
     for name in names {
         let mut found = false;
         for (experiment, wanted) in EXPERIMENTS.iter().zip(&mut wanted) {
-            let group = name == "all" || name == experiment.paper();
-            if !group && name != experiment.name {
-                continue;
-            }
-            found = true;
-            match experiment.way {
-                Way::Missing { .. } if group => {}
-                Way::Missing { reason, needs } => {
-                    return Err(FindError::Missing { name: experiment.name, reason, needs });
-                }
-                _ => *wanted = true,
+            if [experiment.name, experiment.paper(), "all"].contains(&name.as_str()) {
+                (found, *wanted) = (true, true);
             }
         }
         if !found {
-            return Err(FindError::Unknown(name.clone()));
+            return Err(FindError(name.clone()));
         }
     }
     let all = EXPERIMENTS.iter().zip(wanted);
@@ -134,7 +101,6 @@ impl Experiment {
         match self.way {
             Way::Replays(parts) => parts.iter().map(|part| self.file(part)).collect(),
             Way::Tiers(_) => vec![self.name.to_owned()],
-            Way::Missing { .. } => Vec::new(),
         }
     }
 
@@ -161,26 +127,13 @@ impl Experiment {
         files.insert(0, own);
         files
     }
-
-    /// The last column of the document's table: what was measured, or why nothing was.
-    fn remark(&self) -> String {
-        match self.way {
-            Way::Missing { reason, needs } => format!("{reason}; needs {needs}"),
-            _ => self.measured.to_owned(),
-        }
-    }
 }
 
-/// The rows of a listing for a terminal: name, source, title, and why an experiment cannot be made.
+/// The rows of a listing for a terminal: name, source, title.
 #[must_use]
 pub fn listing() -> Vec<Vec<String>> {
     let row = |experiment: &Experiment| {
-        let Experiment { name, source, title, way, .. } = experiment;
-        let reason = match way {
-            Way::Missing { reason, .. } => format!("not so far: {reason}"),
-            _ => String::new(),
-        };
-        vec![(*name).to_owned(), (*source).to_owned(), (*title).to_owned(), reason]
+        [experiment.name, experiment.source, experiment.title].map(str::to_owned).to_vec()
     };
     EXPERIMENTS.iter().map(row).collect()
 }
@@ -209,23 +162,22 @@ pub fn document() -> String {
     let partly = count(|verdict| matches!(verdict, Verdict::Partly(_)));
     let differ = count(|verdict| matches!(verdict, Verdict::Differs(_)));
     let unmeasured = count(|verdict| *verdict == Verdict::NotMeasured);
-    let cannot = count(|verdict| *verdict == Verdict::CannotShow);
     let all = EXPERIMENTS.len();
     let rows = EXPERIMENTS.iter().map(|experiment| {
-        let Experiment { name, source, title, verdict, .. } = experiment;
+        let Experiment { name, source, title, verdict, measured, .. } = experiment;
         vec![
             (*source).to_owned(),
             (*title).to_owned(),
             format!("`{name}`"),
             verdict.to_string(),
-            experiment.remark(),
+            (*measured).to_owned(),
         ]
     });
     let head = ["source", "title", "name", "verdict", "measured"];
     let table: Vec<String> = markdown_rows(&head, rows);
     format!(
-        "Of {all} experiments {agree} agree, {partly} agree in part, {differ} differ, {unmeasured} can be run and have no \
-         committed results,\nand {cannot} cannot be shown here.\n\n{}\n",
+        "Of {all} experiments {agree} agree, {partly} agree in part and {differ} differ; {unmeasured} can be run and have no \
+         committed results.\n\n{}\n",
         table.join("\n")
     )
 }

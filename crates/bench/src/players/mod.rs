@@ -35,7 +35,7 @@ use crate::player::{
     PlayerOptions, Repeats, freeze,
 };
 use crate::progress::Progress;
-use crate::traces::{LoadTraceError, NamedTrace, load};
+use crate::traces::{BASE, LoadTraceError, NamedTrace, SIZES, load};
 
 /// Which players are measured, and by which planners.
 #[derive(Clone, Debug)]
@@ -285,8 +285,8 @@ pub(crate) fn host_of(directory: &Path, pool: Option<&PoolPlayers<'_>>) -> Resul
 }
 
 /// The inputs of a player: its trace, and as the last one the input on which its profile is
-/// recorded. That is the function's other input, `-b` for `-a` and the reverse, if there is one
-/// with the same memory.
+/// recorded. That is the function's other input, `-b` for `-a` and the reverse, and `-base` for
+/// those of other sizes, if there is one with the same memory.
 fn inputs(trace: &NamedTrace, argument: Option<&String>) -> Result<PlayerInputs, PlayersError> {
     let alone = || Ok(PlayerInputs::new(vec![trace.clone()])?);
     let Some(other) = argument.and_then(|argument| other_input(argument)) else { return alone() };
@@ -298,7 +298,12 @@ fn other_input(argument: &str) -> Option<String> {
     let (stem, ending) =
         argument.strip_suffix(".trace").map_or((argument, ""), |stem| (stem, ".trace"));
     let swapped = |from: &str, to: &str| Some(format!("{}{to}{ending}", stem.strip_suffix(from)?));
-    swapped("-a", "-b").or_else(|| swapped("-b", "-a"))
+    let sized = |(_, size): &(_, &str)| {
+        let stem = stem.strip_suffix(size)?;
+        stem.ends_with('-').then(|| format!("{stem}{BASE}{ending}"))
+    };
+    let base = || SIZES.iter().find_map(sized);
+    swapped("-a", "-b").or_else(|| swapped("-b", "-a")).or_else(base)
 }
 
 #[cfg(test)]

@@ -9,9 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use firn_bench::paper::systor::{SystorConfig, SystorExperiment, TierName, systor_experiments};
-use firn_bench::paper::{
-    Experiment, FindError, PaperConfig, PaperError, Replays, Way, find, help, listing,
-};
+use firn_bench::paper::{Experiment, PaperConfig, PaperError, Replays, Way, find, help, listing};
 use firn_bench::tier::TierList;
 use firn_bench::{Harness, ResultFile};
 
@@ -115,9 +113,6 @@ pub(super) fn run(arguments: &PaperArgs) -> anyhow::Result<()> {
                     }
                 }
                 Way::Tiers(systor) => run_systor(arguments, systor, harness)?,
-                Way::Missing { reason, needs } => {
-                    return Err(FindError::Missing { name, reason, needs }.into());
-                }
             }
         }
         Ok(())
