@@ -3,6 +3,8 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
@@ -106,17 +108,19 @@ pub fn run(config: &RunConfig) -> Result<Outcome, LabError> {
             None => None,
         };
         let (machine, channel) = Machine::start(&lab, &payload, config)?;
+        let writes = Arc::new(AtomicBool::new(false));
         let limits = Limits {
             boot: Instant::now() + BOOT_LIMIT,
             end: config.timeout.map(|limit| started + limit),
             silence: (!config.icount).then_some(SILENCE),
+            writes: Arc::clone(&writes),
         };
         // The relay has its own thread, so that a blocked standard output does not delay the
         // timeout.
         let captured = config.capture.then(Captured::default);
         let events = events.clone();
         std::thread::spawn(move || {
-            let ending = relay(channel, results, captured, &events);
+            let ending = relay(channel, results, captured, &events, &writes);
             // The main thread exits only with the process.
             let _ = events.send(Event::Ended(ending));
         });
@@ -187,6 +191,8 @@ struct Limits {
     end: Option<Instant>,
     /// A pause between two beats that is a silence, if beats are sent.
     silence: Option<Duration>,
+    /// Whether the relay is writing, perhaps to a reader that waits, and so receives no beat.
+    writes: Arc<AtomicBool>,
 }
 
 fn wait(received: &Receiver<Event>, limits: &Limits) -> Stop {
@@ -209,6 +215,11 @@ fn wait(received: &Receiver<Event>, limits: &Limits) -> Stop {
             (Ok(Event::Beat), _) => silences = 0,
             (Ok(Event::Ended(ending)), _) => return Stop::Ended(ending),
             (Ok(Event::Signal(signal)), _) => return Stop::Signal(signal),
+            (Err(RecvTimeoutError::Timeout), Some((_, Stop::Still)))
+                if limits.writes.load(Ordering::Relaxed) =>
+            {
+                silences = 0;
+            }
             (Err(RecvTimeoutError::Timeout), Some((_, Stop::Still))) if silences + 1 < SILENCES => {
                 silences += 1;
             }
@@ -248,6 +259,7 @@ fn relay(
     mut results: Option<File>,
     mut captured: Option<Captured>,
     events: &Sender<Event>,
+    writes: &AtomicBool,
 ) -> Result<Ending, RelayError> {
     // `Stdout` buffers the part after the last line feed.
     let unbuffered = |stream: BorrowedFd<'_>| {
@@ -257,7 +269,10 @@ fn relay(
     let mut stderr = unbuffered(io::stderr().as_fd())?;
     let mut content = Vec::new();
     loop {
-        match (receive(&mut channel, &mut content).map_err(RelayError::Receive)?, &mut captured) {
+        writes.store(false, Ordering::Relaxed);
+        let kind = receive(&mut channel, &mut content).map_err(RelayError::Receive)?;
+        writes.store(true, Ordering::Relaxed);
+        match (kind, &mut captured) {
             // Without a main thread the process has exited.
             (Kind::Ready, _) => drop(events.send(Event::Ready)),
             (Kind::Beat, _) => drop(events.send(Event::Beat)),

@@ -1,4 +1,6 @@
 use std::io::{Read, Seek};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
@@ -16,7 +18,8 @@ fn stream(frames: &[(Kind, &[u8])]) -> Vec<u8> {
 fn relayed(stream: &[u8]) -> (Result<Ending, RelayError>, Receiver<Event>) {
     let (events, received) = mpsc::channel();
     let results = tempfile::tempfile().unwrap();
-    (relay(stream, Some(results), Some(Captured::default()), &events), received)
+    let (captured, writes) = (Captured::default(), AtomicBool::new(false));
+    (relay(stream, Some(results), Some(captured), &events, &writes), received)
 }
 
 #[test]
@@ -60,7 +63,7 @@ fn the_wait_ends_at_the_nearer_limit() {
     let (events, received) = mpsc::channel();
     let now = Instant::now();
     let later = now + Duration::from_secs(3600);
-    let limits = |boot, end| Limits { boot, end, silence: None };
+    let limits = |boot, end| Limits { boot, end, silence: None, writes: Arc::default() };
     assert!(matches!(wait(&received, &limits(later, Some(now))), Stop::TimedOut));
     assert!(matches!(wait(&received, &limits(now, None)), Stop::NoBoot));
     // After the boot, only the command's own limit applies.
@@ -73,18 +76,25 @@ fn a_machine_without_beats_stands_still() {
     let (events, received) = mpsc::channel();
     let now = Instant::now();
     let silence = Some(Duration::from_millis(1));
-    let limits = Limits { boot: now + Duration::from_secs(3600), end: None, silence };
+    let writes = Arc::new(AtomicBool::new(false));
+    let boot = now + Duration::from_secs(3600);
+    let limits = Limits { boot, end: None, silence, writes: Arc::clone(&writes) };
     events.send(Event::Ready).unwrap();
     events.send(Event::Beat).unwrap();
     assert!(matches!(wait(&received, &limits), Stop::Still));
     assert!(now.elapsed() >= SILENCES * Duration::from_millis(1));
+    // While a reader of the output waits, no beat is received.
+    writes.store(true, Ordering::Relaxed);
+    events.send(Event::Ready).unwrap();
+    let end = Some(Instant::now() + Duration::from_millis(10 * u64::from(SILENCES)));
+    assert!(matches!(wait(&received, &Limits { end, ..limits }), Stop::TimedOut));
 }
 
 #[test]
 fn the_wait_ends_on_a_signal_or_a_lost_relay() {
     let (events, received) = mpsc::channel();
     let boot = Instant::now() + Duration::from_secs(3600);
-    let limits = Limits { boot, end: None, silence: None };
+    let limits = Limits { boot, end: None, silence: None, writes: Arc::default() };
     events.send(Event::Signal(15)).unwrap();
     assert!(matches!(wait(&received, &limits), Stop::Signal(15)));
     drop(events);

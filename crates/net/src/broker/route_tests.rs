@@ -8,14 +8,14 @@ const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 const NLMSG_ERROR: u16 = 2;
 const RTN_LOCAL: u8 = 2;
 
-/// What is said of an address if the kernel answers with these messages.
+/// Whether an address is local if the kernel answers with these messages.
 fn answered(answers: &[Vec<u8>]) -> bool {
     let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let (ours, kernel) = pair.unwrap();
     for answer in answers {
         send(&kernel, answer, SendFlags::empty()).unwrap();
     }
-    // A kernel that says nothing more ends the wait at once.
+    // The end of the answers ends the wait at once.
     rustix::net::shutdown(&kernel, rustix::net::Shutdown::Write).unwrap();
     Routes { socket: OnceCell::from(ours), number: Cell::new(0) }.is_local(ADDRESS)
 }
