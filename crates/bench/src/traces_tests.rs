@@ -5,7 +5,7 @@ use std::path::Path;
 
 use firn_memory::trace::{Access, GapUnit};
 
-use super::{EMBEDDED, LoadTraceError, load, names};
+use super::{BASE, EMBEDDED, LoadTraceError, SIZES, load, names};
 
 #[test]
 fn generated_traces_touch_every_page_once_in_order() {
@@ -41,7 +41,29 @@ fn every_function_has_two_inputs_with_the_same_memory() {
         assert_ne!(a.touches(), b.touches(), "{function}");
     }
     let again = EMBEDDED.iter().filter(|(name, _)| name.ends_with("-a2")).count();
-    assert_eq!(EMBEDDED.len() - again, 2 * functions.len());
+    let sized = EMBEDDED.iter().filter(|(name, _)| is_sized(name)).count();
+    assert_eq!(EMBEDDED.len() - again - sized, 2 * functions.len());
+}
+
+/// Whether a trace is one of the inputs of several sizes.
+fn is_sized(name: &str) -> bool {
+    let (_, input) = name.rsplit_once('-').unwrap();
+    input == BASE || SIZES.iter().any(|(_, size)| *size == input)
+}
+
+#[test]
+fn inputs_of_other_sizes_have_the_memory_of_the_record_phase() {
+    for (name, _) in EMBEDDED.iter().filter(|(name, _)| name.ends_with("-base")) {
+        let of = |size: &str| load(&name.replace(BASE, size)).unwrap().trace;
+        let base = of(BASE);
+        let work = |size: &str| of(size).touches().iter().map(|touch| touch.gap).sum::<u64>();
+        for (_, size) in SIZES {
+            assert_eq!(of(size).layout(), base.layout(), "{name}");
+            assert_eq!(of(size).zero_map(), base.zero_map(), "{name}: of another snapshot");
+        }
+        let work = SIZES.map(|(_, size)| work(size));
+        assert!(work.is_sorted(), "{name}: {work:?}");
+    }
 }
 
 /// `12345` as `12,345`.
@@ -52,11 +74,11 @@ fn grouped(number: u64) -> String {
     groups.join(",")
 }
 
-/// The table of `traces/README.md`: the content of each trace, and the source of its function.
-fn table() -> String {
+/// A table of `traces/README.md`: the content of each trace, and the source of its function.
+fn table(sized: bool) -> String {
     let functions = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/functions");
     let mut table = String::new();
-    for (name, bytes) in EMBEDDED {
+    for (name, bytes) in EMBEDDED.iter().filter(|(name, _)| is_sized(name) == sized) {
         let trace = load(name).unwrap().trace;
         let origin = trace.origin();
         let again = trace.again().map_or("", |_| "2");
@@ -112,7 +134,7 @@ fn table_of_repeats() -> String {
 fn the_readme_describes_every_trace() {
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces/README.md");
     let readme = fs::read_to_string(readme).unwrap();
-    for table in [table(), table_of_repeats()] {
+    for table in [table(false), table(true), table_of_repeats()] {
         assert!(readme.contains(&table), "traces/README.md must contain:\n{table}");
     }
 }
