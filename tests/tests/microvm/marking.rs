@@ -7,12 +7,15 @@ use std::fs;
 
 use firn_memory::trace::Trace;
 use firn_tests::{JSON, World, folder};
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// The tracepoint goes to the kernel's log from the boot on, which functions may read, and nothing
 /// to the console.
 const PRINTED: &str = "trace_event=kmem:mm_page_alloc tp_printk log_buf_len=64M \
      sysctl.kernel.dmesg_restrict=0 loglevel=0";
+
+/// As many as fill some 20 MiB.
+const RECORDS: u64 = 4000;
 
 #[test]
 fn the_pages_that_the_guest_allocates_after_a_thaw_are_those_that_were_free() {
@@ -28,21 +31,19 @@ fn the_pages_that_the_guest_allocates_after_a_thaw_are_those_that_were_free() {
 
     let boot = world.firn(["boot", "--name", "it", "--memory", "512M", "--cmdline", PRINTED]);
     let mut booted = boot.arg(function).start().ready();
-    let event = |event: &str, report: bool| {
-        let event: Value = serde_json::from_str(event).unwrap();
-        json!({"event": event, "report": report}).to_string()
+    let event = |records: u64, report: bool| {
+        json!({"event": {"seed": 1, "records": records}, "report": report}).to_string()
     };
-    let before = world.firn(["invoke", "it", &event(JSON.input_a, false)]).run().json();
-    let expected = |text: &str| serde_json::from_str::<Value>(text).unwrap();
-    assert_eq!(before["answer"], expected(JSON.expected_a));
+    world.firn(["invoke", "it", &event(1, false)]).run().ok();
     world.firn(["freeze", "it", "snapshot"]).run().ok();
     booted.end().ok();
 
-    let input = event(JSON.input_b, true);
+    // The lists of a processor, which the snapshot does not show as free, hold some hundred pages.
+    let input = event(RECORDS, true);
     let record = world.firn(["record", "--json", "--invoke", &input, "--input", "b", "--out"]);
     let report = record.args(["it.trace", "snapshot"]).run().json();
     let answer = &report["outcome"]["answer"];
-    assert_eq!(answer["answer"], expected(JSON.expected_b));
+    assert_eq!(answer["answer"]["records"], RECORDS);
     let allocated: HashSet<u64> = answer["allocated"]
         .as_array()
         .unwrap()
@@ -64,6 +65,6 @@ fn the_pages_that_the_guest_allocates_after_a_thaw_are_those_that_were_free() {
         marked.len()
     );
     println!("{counts}");
-    // Others were on the list of a processor, or in use.
-    assert!(both * 100 >= free.len() * 99 && both * 2 > marked.len() && both > 200, "{counts}");
+    assert!(both * 20 > free.len() * 19 && both * 3 > marked.len() * 2, "{counts}");
+    assert!(both > 1000, "{counts}");
 }
