@@ -138,7 +138,7 @@ impl Daemon {
         let mut function = json!({
             "FunctionName": name, "Runtime": "python3.11", "Handler": "handler.handler",
             "Role": "arn:aws:iam::000000000000:role/any",
-            "Code": { "ZipFile": STANDARD.encode(zip_of(file, source)) }, "Publish": true, "Timeout": 600,
+            "Code": { "ZipFile": STANDARD.encode(zip_of(file, source)) }, "Publish": true, "Timeout": 120,
             "SnapStart": { "ApplyOn": "PublishedVersions" },
         });
         for (name, value) in more.as_object().into_iter().flatten() {

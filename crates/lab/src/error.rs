@@ -69,11 +69,7 @@ pub enum LabError {
     #[error("cannot start the lab's QEMU; `firn lab build` repairs a damaged lab")]
     Start(#[source] io::Error),
     /// L1 did not boot in time.
-    #[error(
-        "the lab's machine did not boot within {seconds} s, {} times{}",
-        tries,
-        end_of(console)
-    )]
+    #[error("the lab's machine did not boot within {seconds} s, {tries} times{}", end_of(console))]
     NoBoot {
         /// How many machines were started.
         tries: u32,

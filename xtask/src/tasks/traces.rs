@@ -24,19 +24,7 @@ const AGAIN: [(&str, &str); 10] = [
 /// What the name of such a trace ends with.
 const AGAIN_ENDING: &str = "-a2";
 
-/// The functions with traces of inputs of other sizes, and what the name of such a recording ends
-/// with.
-const SIZED: [&str; 9] = [
-    "chameleon",
-    "compression",
-    "ffmpeg",
-    "image",
-    "json",
-    "matmul",
-    "pagerank",
-    "pyaes",
-    "recognition",
-];
+/// What the name of a recording of inputs of other sizes ends with.
 const SIZES_ENDING: &str = "-sizes";
 
 /// Records the traces that are missing, or those in `FUNCTIONS`: `NAME` for a function's two
@@ -81,9 +69,15 @@ fn recordings(context: &Context) -> Result<Vec<String>> {
         .filter(|name| !["a", "b"].iter().all(|input| recorded(&format!("{name}-{input}"))));
     let again = AGAIN.iter().map(|(name, _)| format!("{name}{AGAIN_ENDING}"));
     let again = again.filter(|name| !recorded(name));
-    let sized = SIZED.iter().filter(|name| !recorded(&format!("sizes/{name}-fourfold")));
+    let inputs = std::fs::read_to_string(root.join("traces/sizes/inputs"))?;
+    let sized = sized(&inputs).filter(|name| !recorded(&format!("sizes/{name}-fourfold")));
     let sized = sized.map(|name| format!("{name}{SIZES_ENDING}"));
     Ok(missing.chain(again).chain(sized).collect())
+}
+
+/// The functions in traces/sizes/inputs.
+fn sized(inputs: &str) -> impl Iterator<Item = &str> {
+    inputs.lines().filter_map(|line| Some(line.split_once(" fourfold ")?.0))
 }
 
 #[cfg(test)]

@@ -1,4 +1,11 @@
-use super::{AGAIN, AGAIN_ENDING, arguments};
+use super::{AGAIN, AGAIN_ENDING, arguments, sized};
+
+#[test]
+fn functions_with_inputs_of_other_sizes_are_those_of_the_file() {
+    let functions: Vec<_> = sized(include_str!("../../../traces/sizes/inputs")).collect();
+    assert_eq!(functions.len(), 9, "{functions:?}");
+    assert_eq!((functions[0], functions[8]), ("chameleon", "recognition"));
+}
 
 #[test]
 fn traces_with_repeats_have_a_function_and_a_period() {

@@ -366,8 +366,9 @@ impl Runner<'_> {
                 }
             }
             Shape::Sizes => {
-                let (place, _) = spot.size.unwrap_or_default();
-                self.session(place, 1, &prepared, outcome)?;
+                if let Some((place, _)) = spot.size {
+                    self.session(place, 1, &prepared, outcome)?;
+                }
                 outcome.rename_trace(&trace, group.trace);
             }
         }

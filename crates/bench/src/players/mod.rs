@@ -298,11 +298,8 @@ fn other_input(argument: &str) -> Option<String> {
     let (stem, ending) =
         argument.strip_suffix(".trace").map_or((argument, ""), |stem| (stem, ".trace"));
     let swapped = |from: &str, to: &str| Some(format!("{}{to}{ending}", stem.strip_suffix(from)?));
-    let sized = |(_, size): &(_, &str)| {
-        let stem = stem.strip_suffix(size)?;
-        stem.ends_with('-').then(|| format!("{stem}{BASE}{ending}"))
-    };
-    let base = || SIZES.iter().find_map(sized);
+    let sized = |(_, size)| swapped(&format!("-{size}"), &format!("-{BASE}"));
+    let base = || SIZES.into_iter().find_map(sized);
     swapped("-a", "-b").or_else(|| swapped("-b", "-a")).or_else(base)
 }
 

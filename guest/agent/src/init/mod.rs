@@ -65,9 +65,24 @@ pub(crate) fn set_up() -> Result<(), SetUpError> {
     attach("tmpfs", "tmpfs", "/run", MountFlags::NOSUID | MountFlags::NODEV)?;
     attach("cgroup2", "cgroup2", "/sys/fs/cgroup", MountFlags::NOSUID | MountFlags::NODEV)?;
     open_to_all("/tmp")?;
+    prevent_thrashing()?;
     network::bring_up("lo").map_err(|source| SetUpError::Loopback { source })?;
     rustix::system::sethostname(b"firn")
         .map_err(|error| SetUpError::HostName { source: error.into() })
+}
+
+/// Has the kernel kill a process when memory cannot hold what was used within the last second
+/// (Documentation/admin-guide/mm/multigen_lru.rst, "Thrashing prevention").
+///
+/// There is no swap. Without this, a function that takes all memory can make the kernel read the
+/// pages of its programs from the disk again and again for minutes before it is killed.
+fn prevent_thrashing() -> Result<(), SetUpError> {
+    const WORKING_SET_MS: &str = "/sys/kernel/mm/lru_gen/min_ttl_ms";
+    match fs::write(WORKING_SET_MS, "1000") {
+        // A kernel without CONFIG_LRU_GEN.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result.map_err(|source| SetUpError::Path { path: WORKING_SET_MS.into(), source }),
+    }
 }
 
 /// Whether the monitor attached a network device, whose number is 1 (virtio 1.2, 5). Its driver
