@@ -157,8 +157,8 @@ pub static EXPERIMENTS: [Experiment; 36] = [
             shape: Shape::Concurrency(&[1, 2, 4, 8, 16, 32]),
             ..Replays::ONE
         }]),
-        verdict: Verdict::NotMeasured,
-        measured: "",
+        verdict: Verdict::Differs("FaaSnap catches up with the cached snapshots"),
+        measured: "[recognition](pass.md#figure-3-many-starts-at-once)",
     },
     Experiment {
         name: "pass-figure-4",
@@ -210,8 +210,8 @@ pub static EXPERIMENTS: [Experiment; 36] = [
             shape: Shape::Concurrency(&[32]),
             ..Replays::ONE
         }]),
-        verdict: Verdict::Partly("on json; `pass` fits for json only"),
-        measured: "[four of nine functions](pass.md#figures-11-and-12-many-at-once)",
+        verdict: Verdict::Partly("where all 32 have a replica; no `pass` on recognition"),
+        measured: "[nine functions](pass.md#figure-11-32-at-once)",
     },
     Experiment {
         name: "pass-figure-12",
@@ -224,7 +224,7 @@ pub static EXPERIMENTS: [Experiment; 36] = [
             ..Replays::ONE
         }]),
         verdict: Verdict::Agrees("no `pass` at 64"),
-        measured: "[json](pass.md#figures-11-and-12-many-at-once)",
+        measured: "[json](pass.md#figure-12-many-at-once)",
     },
     Experiment {
         name: "pass-figure-13",
@@ -247,8 +247,8 @@ pub static EXPERIMENTS: [Experiment; 36] = [
         source: "PASS 5.3, figure 14",
         title: "Maximum concurrency by the budget",
         way: Way::Replays(&[Replays { quantity: Quantity::Carried, ..FILLED }]),
-        verdict: Verdict::Agrees("at one budget"),
-        measured: "[json](pass.md#figure-14-and-the-cost-model)",
+        verdict: Verdict::Partly("with small budgets; the order turns where the pool is full"),
+        measured: "[two functions, six budgets](pass.md#figure-14-how-many-fit)",
     },
     Experiment {
         name: "pass-table-1",
@@ -299,7 +299,7 @@ pub static EXPERIMENTS: [Experiment; 36] = [
         title: "Price of a microVM's memory by the budget",
         way: Way::Replays(&[Replays { quantity: Quantity::Price, ..FILLED }]),
         verdict: Verdict::Differs("reversed"),
-        measured: "[json](pass.md#figure-14-and-the-cost-model)",
+        measured: "[two functions, six budgets](pass.md#the-cost-model)",
     },
     Experiment {
         name: "faasnap-figure-1",

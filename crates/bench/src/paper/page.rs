@@ -165,7 +165,7 @@ impl Outcome {
                     budget.results.iter().map(|row| Entry {
                         key: vec![row.trace.clone(), format_bytes(budget.memory)],
                         planner: &row.planner,
-                        cell: Cell::Count(row.carried.microvms.into()),
+                        cell: Cell::Text(row.carried.microvms.to_string()),
                     })
                 });
                 Some((vec!["function", "budget"], rows.collect()))
