@@ -72,7 +72,8 @@ fn a_panic_is_reported_with_the_end_of_the_console() {
     let world = World::default();
     let boot = world.firn(["boot", "--name", "it", "--memory", "128M", "--cmdline"]);
     let boot = boot
-        .arg("sysctl.vm.panic_on_oom=1 sysctl.vm.overcommit_memory=1")
+        // With the list of processes, as the kernel's own thread may be the one that panics.
+        .arg("loglevel=7 sysctl.vm.panic_on_oom=1 sysctl.vm.overcommit_memory=1")
         .arg(workshop_folder(&world.work()));
     let mut monitor = boot.start().ready();
     let painted = json!({"do": "rename", "name": "\u{1b}[31mred\u{7}"});
