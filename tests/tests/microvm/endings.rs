@@ -76,6 +76,9 @@ fn a_panic_is_reported_with_the_end_of_the_console() {
         .arg("loglevel=7 sysctl.vm.panic_on_oom=1 sysctl.vm.overcommit_memory=1")
         .arg(workshop_folder(&world.work()));
     let mut monitor = boot.start().ready();
+    // Without memory the guest does not read its programs again and again first.
+    let kept_ms = json!({"do": "read", "path": "/sys/kernel/mm/lru_gen/min_ttl_ms"});
+    assert_eq!(world.ask("it", "machine", &kept_ms), "1000\n");
     let painted = json!({"do": "rename", "name": "\u{1b}[31mred\u{7}"});
     world.ask("it", "machine", &painted);
     world.firn(["freeze", "--keep", "it", "snapshot"]).run().ok();

@@ -8,8 +8,7 @@ use serde_json::{Value, json};
 
 use super::process;
 
-/// Leaves a busy thread behind, answers with a text of some length, reads for how long the kernel
-/// keeps what is used, or takes all memory.
+/// Leaves a busy thread behind, answers with a text of some length, or takes all memory.
 const SPINNER: &str = "\
 import threading
 import time
@@ -32,8 +31,6 @@ def handler(event, context):
         threading.Thread(target=spin, daemon=True).start()
     while spins and turns == found:
         time.sleep(0.001)
-    if event.get('ttl'):
-        return open('/sys/kernel/mm/lru_gen/min_ttl_ms').read()
     blocks = []
     while event.get('grow'):
         blocks.append(b'x' * (4 << 20))
@@ -71,8 +68,6 @@ fn an_idle_microvm_is_paused_and_a_failed_runtime_is_replaced() {
     assert_eq!(long.body["errorType"], "Function.ResponseSizeTooLarge", "{}", long.head);
     let next = invoke(&daemon, json!({}), "warm");
     assert_eq!(next.body["turns"], 0, "{next:?}");
-    // The kernel kills a function without memory; it does not read its programs again and again.
-    assert_eq!(invoke(&daemon, json!({ "ttl": true }), "warm").body, json!("1000\n"));
     let grown = invoke(&daemon, json!({ "grow": true }), "warm");
     assert!(grown.head.contains("x-amz-function-error: unhandled"), "{grown:?}");
     assert_eq!(grown.body["errorType"], "Runtime.OutOfMemory", "{grown:?}");
