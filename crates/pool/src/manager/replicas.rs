@@ -33,8 +33,9 @@ const MAX_AHEAD: usize = 4;
 /// replica. A process that ends may close its connection a moment before its mappings.
 const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(500)];
 
-/// How many times a request looks again whether a full pool has room.
-const LOOKS: u32 = 20;
+/// How many times a request looks again whether a full pool has room: 127 ms in all, because the
+/// manager's threads may wait for a processor while microVMs run.
+const LOOKS: u32 = 8;
 
 /// The unused replicas of a pool.
 #[derive(Debug)]
@@ -143,27 +144,26 @@ impl Replicas {
         self.shared.changed.wait_while(&mut state, at_work);
     }
 
-    /// Calls `allocate`. If the pool is full, frees all unused replicas and calls it again. Space
-    /// that is released but still mapped may be of a process that is just ending, so it waits for
-    /// that a moment.
+    /// Calls `allocate`. While the pool is full, frees all unused replicas and calls it again. A
+    /// process that is just ending may still map what it released, or the manager may not have
+    /// seen its end yet, so it looks again for a moment.
     pub(super) fn with_room<T, E: IsFull>(
         &self,
         allocate: impl Fn() -> Result<T, E>,
     ) -> Result<T, E> {
         let mut result = allocate();
-        if is_full(&result) {
-            self.free(None);
-        }
-        for _ in 0..LOOKS {
+        let mut next = LOOK_AGAIN[0];
+        for look in 0..LOOKS {
             if !is_full(&result) {
                 break;
             }
-            let held = self.shared.pool.free_released();
-            result = allocate();
-            if held == 0 {
-                break;
+            if look > 0 {
+                std::thread::sleep(next);
+                next *= 2;
             }
-            std::thread::sleep(LOOK_AGAIN[0]);
+            self.free(None);
+            self.shared.pool.free_released();
+            result = allocate();
         }
         result
     }

@@ -44,3 +44,20 @@ fn a_request_fails_where_a_process_keeps_its_space() {
     let (_world, pool) = world();
     assert_eq!(take_while_held(&pool, u32::MAX), (false, LOOKS + 1));
 }
+
+#[test]
+fn a_request_waits_for_a_replica_whose_microvm_has_ended_unseen() {
+    let (_world, pool) = world();
+    let replicas = Replicas::new(pool.clone(), Arc::new(Pace::new())).unwrap();
+    let (used, looks) = (RefCell::new(Some(pool.replica("hello").unwrap())), Cell::new(0));
+    let replica = replicas.with_room(|| {
+        looks.set(looks.get() + 1);
+        let answer = pool.replica("hello");
+        if looks.get() == LOOKS {
+            replicas.take_back(used.take());
+        }
+        answer
+    });
+    assert!(replica.is_ok());
+    assert_eq!(looks.get(), LOOKS + 1);
+}
