@@ -5,8 +5,8 @@
 //! unmodified. What firn does not support is refused by an error that names the field
 //! (`docs/firecracker.md`).
 //!
-//! Two threads matter: the API's parses requests, opens files and keeps the configuration
-//! ([`controller::Controller`]); the main thread makes the microVM, serves it, and ends the process
+//! Two threads matter: the API's parses requests, opens files, keeps the configuration
+//! ([`controller::Controller`]) and flushes the metrics; the main thread makes the microVM, serves it, and ends the process
 //! with it ([`vmm::VmmThread`]).
 
 mod api;
@@ -71,7 +71,8 @@ fn run(args: &Args) -> Exit {
     let (vmm, vmm_thread) = Vmm::new();
     let metrics = Metrics::default();
     let mmds_limit = args.mmds_size_limit.unwrap_or(limit);
-    let mut controller = Controller::new(args.id.clone(), vmm, metrics.clone(), mmds_limit);
+    let (id, confined) = (args.id.clone(), !args.no_seccomp);
+    let mut controller = Controller::new(id, vmm, metrics.clone(), mmds_limit, confined);
     if let Err(fault) = configure(&mut controller, args) {
         return failed(Exit::Failure, &fault.message);
     }
@@ -90,6 +91,7 @@ fn run(args: &Args) -> Exit {
         cpu: args.start_time_cpu_us,
         parent_cpu: args.parent_cpu_time_us,
     });
+    let flushed = metrics.clone();
     let control = move || {
         if let Some(config) = config
             && let Err(fault) = controller.set_up(&config)
@@ -97,15 +99,14 @@ fn run(args: &Args) -> Exit {
             let exit = failed(Exit::Configuration, &fault.message);
             end(exit);
         }
-        if let Some(listener) = listener {
-            let Err(error) = api::serve(listener, limit, controller);
-            end(failed(Exit::Failure, &error_chain(&error)));
-        }
+        let Some(listener) = listener else { flushed.keep_flushing() };
+        let Err(error) = api::serve(listener, limit, controller, flushed);
+        end(failed(Exit::Failure, &error_chain(&error)));
     };
     if let Err(error) = std::thread::Builder::new().name("fc_api".to_owned()).spawn(control) {
         return failed(Exit::Failure, &format!("cannot start the thread of the API: {error}"));
     }
-    let exit = vmm_thread.serve(!args.no_seccomp);
+    let exit = vmm_thread.serve(confined);
     // The file may be full.
     let _ = metrics.flush();
     exit

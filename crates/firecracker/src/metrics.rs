@@ -19,7 +19,7 @@ use thiserror::Error;
 use crate::logger;
 
 /// The time between two flushes.
-const PERIOD: Duration = Duration::from_secs(60);
+pub(crate) const PERIOD: Duration = Duration::from_secs(60);
 
 /// Where the metrics go.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -144,9 +144,6 @@ pub(crate) enum MetricsError {
     /// The file cannot be written.
     #[error("cannot write the metrics")]
     Write(#[source] io::Error),
-    /// The thread of the periodic flush cannot be started.
-    #[error("cannot start the thread of the metrics")]
-    Thread(#[source] io::Error),
 }
 
 /// The times that the process which started this one passed on, µs.
@@ -207,7 +204,7 @@ impl Metrics {
         }
     }
 
-    /// Sets the file, and flushes to it every minute from now on.
+    /// Sets the file.
     pub(crate) fn configure(&self, config: &MetricsConfig) -> Result<(), MetricsError> {
         let mut inner = self.0.lock();
         if inner.file.is_some() {
@@ -216,16 +213,17 @@ impl Metrics {
         let path = &config.metrics_path;
         let file = logger::open_output(path.as_ref());
         let file = file.map_err(|source| MetricsError::Open { path: path.clone(), source })?;
-        let metrics = self.clone();
-        let flush = move || loop {
-            std::thread::sleep(PERIOD);
-            // The next one may succeed.
-            let _ = metrics.flush();
-        };
-        let thread = std::thread::Builder::new().name("metrics".to_owned()).spawn(flush);
-        thread.map_err(MetricsError::Thread)?;
         inner.file = Some(file);
         Ok(())
+    }
+
+    /// Flushes every minute, in this thread.
+    pub(crate) fn keep_flushing(&self) -> ! {
+        loop {
+            std::thread::sleep(PERIOD);
+            // The next one may succeed.
+            let _ = self.flush();
+        }
     }
 
     /// Writes a line, if there is a file.

@@ -9,7 +9,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use firn_base::{ErrorChain, error_chain};
 use firn_memory::GuestMemory;
 use firn_memory::planners::Planner;
-use firn_run::{Clock, KvmDevice, PageFaultHandler, Running, Source, StartError, jail};
+use firn_run::jail::{self, ThreadRole};
+use firn_run::{Clock, KvmDevice, PageFaultHandler, Running, Source, StartError};
 use firn_vmm::{
     BootConfig, BootError, End, Handle, HostConfig, KVM_DEVICE, KvmError, Microvm, OpenKvm,
     OpenKvmError, RunError, VcpuThreadError, open_kvm_device,
@@ -115,7 +116,7 @@ impl VmmThread {
         if confined {
             let code = Exit::SystemCall.code().into();
             jail::prepare();
-            if let Err(error) = jail::confine_thread(code) {
+            if let Err(error) = jail::confine_thread(ThreadRole::Serve, code) {
                 log!(Level::Error, "{}", error_chain(&error));
                 return Exit::Failure;
             }

@@ -3,7 +3,8 @@
 
 use std::sync::Barrier;
 
-use firn_run::{StartError, jail};
+use firn_run::StartError;
+use firn_run::jail::{self, ThreadRole};
 
 /// More than the heaps that the C library makes before it counts the processors.
 const THREADS: usize = 40;
@@ -14,7 +15,7 @@ fn main() -> Result<(), StartError> {
     jail::share_heap()?;
     let confined = std::thread::spawn(|| {
         jail::prepare();
-        jail::confine_thread(148)?;
+        jail::confine_thread(ThreadRole::Serve, 148)?;
         allocate();
         Ok(())
     });

@@ -30,6 +30,7 @@ use crate::controller::{Answer, Controller};
 use crate::fault::Fault;
 use crate::log;
 use crate::logger::Level;
+use crate::metrics::{self, Metrics};
 
 /// The most connections at once; further ones are closed.
 const MAX_CONNECTIONS: usize = 64;
@@ -63,18 +64,28 @@ pub(crate) fn bind(path: &Path) -> Result<UnixListener, ApiError> {
     Ok(listener)
 }
 
-/// Serves the API in this thread, until the process ends. A body has at most `limit` bytes.
+/// Serves the API in this thread, and flushes the metrics, until the process ends. A body has at
+/// most `limit` bytes.
 pub(crate) fn serve(
     listener: UnixListener,
     limit: usize,
     controller: Controller,
+    metrics: Metrics,
 ) -> Result<Infallible, ApiError> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(ApiError::Serve)?;
-    let shared = Rc::new(Shared { controller: RefCell::new(controller), limit });
+    let (controller, answered) = (RefCell::new(controller), Cell::new(false));
+    let shared = Rc::new(Shared { controller, answered, limit });
     let connections = Rc::new(Cell::new(0));
     let local = tokio::task::LocalSet::new();
     local.block_on(&runtime, async {
+        tokio::task::spawn_local(async move {
+            loop {
+                tokio::time::sleep(metrics::PERIOD).await;
+                // The next one may succeed.
+                let _ = metrics.flush();
+            }
+        });
         let listener = tokio::net::UnixListener::from_std(listener).map_err(ApiError::Serve)?;
         loop {
             // What fails is the connection of a client that has gone, or descriptors are short;
@@ -92,7 +103,11 @@ pub(crate) fn serve(
             tokio::task::spawn_local(async move {
                 let service = service_fn(|request| {
                     let shared = shared.clone();
-                    async move { Ok::<_, Infallible>(shared.answer(request).await) }
+                    async move {
+                        let answer = shared.answer(request).await;
+                        shared.confine_after();
+                        Ok::<_, Infallible>(answer)
+                    }
                 });
                 let connection =
                     http1::Builder::new().serve_connection(TokioIo::new(stream), service);
@@ -122,10 +137,22 @@ impl Drop for Open {
 
 struct Shared {
     controller: RefCell<Controller>,
+    /// Whether there was an answer.
+    answered: Cell<bool>,
     limit: usize,
 }
 
 impl Shared {
+    /// Confines this thread when the first answer is on its way.
+    fn confine_after(self: Rc<Self>) {
+        if !self.answered.replace(true) {
+            tokio::task::spawn_local(async move {
+                // A start has the error.
+                let _ = self.controller.borrow_mut().confine();
+            });
+        }
+    }
+
     async fn answer(&self, request: HttpRequest<Incoming>) -> Response<Full<Bytes>> {
         let (parts, body) = request.into_parts();
         let path = parts.uri.path();

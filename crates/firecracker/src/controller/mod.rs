@@ -11,11 +11,14 @@ use std::time::Instant;
 
 use firn_memory::planners::parse;
 use firn_net::MetadataStore;
+use firn_run::StartError;
+use firn_run::jail::{self, ThreadRole};
 use firn_vmm::{GoneError, Handle, Microvm, OpenFile, VcpuThreadError};
 use serde_json::{Value, json};
 
 use crate::api::{Action, Request, VmState};
 use crate::config::{BootSource, MachineConfig, PlannerChoice, VmConfig};
+use crate::exit::Exit;
 use crate::fault::Fault;
 use crate::log;
 use crate::logger::{self, Level, LoggerConfig};
@@ -43,6 +46,8 @@ pub(crate) struct Controller {
     vmm: Vmm,
     metrics: Metrics,
     config: VmConfig,
+    /// Whether this thread has still to be confined.
+    unconfined: bool,
     /// Whether there was a resource that a load does not allow before it.
     configured: bool,
     running: Option<Running>,
@@ -69,16 +74,33 @@ enum MemorySource {
 
 impl Controller {
     /// A microVM without resources. Its metadata has at most `mmds_limit` bytes.
-    pub(crate) fn new(id: String, vmm: Vmm, metrics: Metrics, mmds_limit: usize) -> Self {
+    pub(crate) fn new(
+        id: String,
+        vmm: Vmm,
+        metrics: Metrics,
+        mmds_limit: usize,
+        confined: bool,
+    ) -> Self {
         Self {
             id,
             vmm,
             metrics,
             config: VmConfig::default(),
+            unconfined: confined,
             configured: false,
             running: None,
             mmds: MetadataStore::with_limit(mmds_limit),
         }
+    }
+
+    /// Takes from this thread what it does not need to serve clients, unless that was done. Before
+    /// a guest runs it has to be, and the thread's first answer does not wait for it.
+    pub(crate) fn confine(&mut self) -> Result<(), StartError> {
+        if self.unconfined {
+            jail::confine_thread(ThreadRole::Open, Exit::SystemCall.code().into())?;
+            self.unconfined = false;
+        }
+        Ok(())
     }
 
     /// Carries out a request.

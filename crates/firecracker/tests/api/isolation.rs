@@ -1,9 +1,11 @@
 //! What the threads that a guest drives may do.
 
-use std::fs::{read_dir, read_to_string};
+use std::fs::{read_dir, read_to_string, remove_file};
+use std::path::Path;
 
 use firn_captive::Gate;
 use rustix::process::geteuid;
+use serde_json::json;
 
 use crate::player::{Player, has_kvm};
 use crate::process::Process;
@@ -11,7 +13,11 @@ use crate::process::Process;
 /// A thread: its id, its name, and its fields `Seccomp`, `NoNewPrivs` and `CapEff`.
 type Thread = (i32, String, [String; 3]);
 
-/// Each thread but the API's and those of KVM itself.
+/// The capabilities to open what a client names: CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH,
+/// CAP_NET_ADMIN (linux/capability.h).
+const OPENING: u64 = 1 << 1 | 1 << 2 | 1 << 12;
+
+/// Each thread but those of KVM itself.
 fn threads(process: &Process) -> Vec<Thread> {
     let tasks = read_dir(format!("/proc/{}/task", process.pid())).unwrap();
     let threads = tasks.filter_map(|task| {
@@ -23,22 +29,34 @@ fn threads(process: &Process) -> Vec<Thread> {
         let fields = [field("Seccomp"), field("NoNewPrivs"), field("CapEff")];
         Some((field("Pid").parse().unwrap(), field("Name"), fields))
     });
-    threads.filter(|(_, name, _)| name != "fc_api" && !name.starts_with("kvm-")).collect()
+    threads.filter(|(_, name, _)| !name.starts_with("kvm-")).collect()
+}
+
+/// Boots a microVM whose guest can reach programs on the host.
+fn boot_with_vsock(player: &Player, process: &Process, dir: &Path) {
+    let path = dir.join("vsock");
+    let _ = remove_file(&path);
+    process.put("/vsock", &json!({ "guest_cid": 3, "uds_path": path }));
+    player.boot(process);
 }
 
 #[test]
-fn the_threads_of_the_microvm_have_no_privileges() {
+fn threads_have_the_privileges_of_their_role() {
     if !has_kvm() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     let player = Player::new(dir.path());
     let process = Process::start();
-    player.boot(&process);
+    boot_with_vsock(&player, &process, dir.path());
     let found = threads(&process);
-    assert!(found.len() > 1, "{found:?}");
+    let is_opening = |name: &str| ["fc_api", "vsock-broker"].contains(&name);
+    assert_eq!(found.iter().filter(|(_, name, _)| is_opening(name)).count(), 2, "{found:?}");
+    assert!(found.len() > 3, "{found:?}");
+    let own = if geteuid().is_root() { OPENING } else { 0 };
     for (_, name, fields) in found {
-        assert_eq!(fields, ["2", "1", "0000000000000000"], "{name}");
+        let kept = if is_opening(&name) { own } else { 0 };
+        assert_eq!(fields, ["2", "1", &format!("{kept:016x}")], "{name}");
     }
     let process = Process::with(&["--level", "Off", "--no-seccomp"]);
     player.boot(&process);
@@ -56,7 +74,7 @@ fn a_call_that_is_denied_ends_the_process_with_its_exit_code() {
     let player = Player::new(dir.path());
     let boot = || {
         let process = Process::start();
-        player.boot(&process);
+        boot_with_vsock(&player, &process, dir.path());
         let threads = threads(&process);
         (process, threads)
     };

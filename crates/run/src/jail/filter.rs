@@ -1,10 +1,13 @@
 //! The system calls of a monitor (seccomp(2)).
 //!
 //! Threads share memory, so what one thread may do every thread may: all have one filter. There are
-//! two, and both hold once both are applied. The first is for a monitor that waits and restores:
+//! two for a monitor, and both hold once both are applied. The first is for a monitor that waits and restores:
 //! it works with the descriptors that it has and receives, and can make no other but of memory,
 //! pairs of sockets, events and timers. The second is applied before the guest's first instruction:
 //! from then on nothing is mapped but memory, and no VM and no filter is made.
+//!
+//! `firn-firecracker`, whose clients name files, has the first filter in the threads that serve its
+//! microVM, and one in the others that allows to open files, unix sockets and tap devices.
 //!
 //! A call that a filter denies ends the monitor with a line on standard error that names it. Two
 //! calls fail instead, because the C library has another way without them: clone3, whose flags a
@@ -25,6 +28,8 @@ use seccompiler::{
     SeccompFilter, SeccompRule, TargetArch, apply_filter, apply_filter_all_threads, sock_filter,
 };
 use syscalls::Sysno;
+
+use super::ThreadRole;
 
 /// Calls that are allowed with any arguments. They reach what the monitor has, and nothing else.
 const ALLOWED: &[c_long] = &[
@@ -110,6 +115,47 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_uname,
 ];
 
+/// Calls that are allowed besides to a thread that opens what a client names.
+const OPENING: &[c_long] = &[
+    // Files by their paths.
+    libc::SYS_access,
+    libc::SYS_chmod,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_getcwd,
+    libc::SYS_getdents64,
+    libc::SYS_linkat,
+    libc::SYS_lstat,
+    libc::SYS_mkdir,
+    libc::SYS_mkdirat,
+    libc::SYS_open,
+    libc::SYS_openat,
+    libc::SYS_openat2,
+    libc::SYS_readlink,
+    libc::SYS_readlinkat,
+    libc::SYS_rename,
+    libc::SYS_renameat,
+    libc::SYS_renameat2,
+    libc::SYS_rmdir,
+    libc::SYS_stat,
+    libc::SYS_statfs,
+    libc::SYS_unlink,
+    libc::SYS_unlinkat,
+    // Locks of files.
+    libc::SYS_fcntl,
+    // Sockets, whose family `socket` limits.
+    libc::SYS_bind,
+    libc::SYS_connect,
+    libc::SYS_listen,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_setsockopt,
+    // For a page fault handler.
+    libc::SYS_userfaultfd,
+];
+
 /// The kind of a request of ioctl(2): its second lowest byte.
 const KIND: u64 = 0xff00;
 const KVM: u64 = 0xae00;
@@ -124,6 +170,13 @@ const MEASURE_VERITY: u64 = 0xc004_6686;
 const PAGEMAP_SCAN: u64 = 0xc060_6610;
 /// Offloads of a tap device (Linux Documentation/networking/tuntap.rst).
 const TUNSETOFFLOAD: u64 = 0x4004_54d0;
+/// Attaching to a tap device, the length of its headers, and the number of a network device
+/// (netdevice(7)).
+const TUNSETIFF: u64 = 0x4004_54ca;
+const TUNSETVNETHDRSZ: u64 = 0x4004_54d8;
+const SIOCGIFINDEX: u64 = 0x8933;
+/// `FS_IOC_GETFLAGS`, of a file (ioctl_iflags(2)).
+const GETFLAGS: u64 = 0x8008_6601;
 /// Options of sockets (socket(7)): time limits in both of the kernel's forms, the end of a
 /// connection, and where a read without removal begins. Not among them is `SO_ZEROCOPY`, with which
 /// a socket would read guest memory after it was unmapped, when it may be another's.
@@ -175,23 +228,27 @@ static EXIT_CODE: AtomicI32 = AtomicI32::new(1);
 
 /// Applies the first filter to this process, which has one thread.
 pub(super) fn apply() -> io::Result<()> {
-    apply_by(apply_filter_all_threads)?;
+    apply_by(apply_filter_all_threads, first)?;
     let second = second().and_then(|denied| compile(denied, SeccompAction::Allow));
     *SECOND.lock() = Some(Second::Compiled(second.map_err(as_io)?));
     Ok(())
 }
 
-/// Applies the first filter to this thread, and to those that it makes. A call that it denies ends
-/// the process with this code.
-pub(super) fn apply_to_thread(exit_code: i32) -> io::Result<()> {
+/// Applies the filter of a role to this thread, and to those that it makes. A call that it denies
+/// ends the process with this code.
+pub(super) fn apply_to_thread(role: ThreadRole, exit_code: i32) -> io::Result<()> {
     EXIT_CODE.store(exit_code, Ordering::SeqCst);
-    apply_by(apply_filter)
+    let groups = match role {
+        ThreadRole::Serve => first,
+        ThreadRole::Open => opening,
+    };
+    apply_by(apply_filter, groups)
 }
 
-fn apply_by(install: Install) -> io::Result<()> {
+fn apply_by(install: Install, groups: fn() -> Result<Vec<Group>>) -> io::Result<()> {
     // SAFETY: the handler only calls async-signal-safe functions.
     unsafe { handle_signal(libc::SIGSYS, on_denied, 0) }?;
-    let applied = || install(&compile(first()?, SeccompAction::Trap)?);
+    let applied = || install(&compile(groups()?, SeccompAction::Trap)?);
     applied().map_err(as_io)
 }
 
@@ -304,10 +361,28 @@ fn as_io(error: seccompiler::Error) -> io::Error {
 
 /// The first filter, but for the calls that it denies without an exception.
 fn first() -> Result<Vec<Group>> {
+    with_failing(allowed()?)
+}
+
+/// The filter of a thread that opens what a client names, in the same way.
+fn opening() -> Result<Vec<Group>> {
+    let mut rules = allowed()?;
+    rules.extend(OPENING.iter().map(|call| (*call, Vec::new())));
+    let unix = all(&[(0, Dword, Eq, number(libc::AF_UNIX))])?;
+    rules.insert(libc::SYS_socket, vec![unix]);
+    let requests = [TUNSETIFF, TUNSETVNETHDRSZ, SIOCGIFINDEX, GETFLAGS];
+    let requests: Result<Vec<_>> =
+        requests.into_iter().map(|request| all(&[(1, Dword, Eq, request)])).collect();
+    rules.entry(libc::SYS_ioctl).or_default().extend(requests?);
+    with_failing(rules)
+}
+
+/// Calls that are allowed, and those that fail.
+fn with_failing(allowed: Rules) -> Result<Vec<Group>> {
     let fail = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
     let (trap, allow) = (SeccompAction::Trap, SeccompAction::Allow);
     Ok(vec![
-        Group { rules: allowed()?, matched: allow.clone(), not_matched: trap },
+        Group { rules: allowed, matched: allow.clone(), not_matched: trap },
         Group { rules: failing()?, matched: fail, not_matched: allow },
     ])
 }

@@ -52,7 +52,7 @@ use landlock::{
 };
 use parking_lot::Mutex;
 use rustix::process::geteuid;
-use rustix::thread::{LinkNameSpaceType, UnshareFlags};
+use rustix::thread::{CapabilitySet, LinkNameSpaceType, UnshareFlags};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -421,16 +421,34 @@ pub fn share_heap() -> Result<(), StartError> {
     privileges::share_heap().map_err(|error| StartError::session("share one heap", error))
 }
 
-/// Takes from this thread, and from those that it makes from now on, every capability and all
-/// system calls but those of a monitor: they open nothing by its path. The other threads of the
-/// process keep what they have, so this is no wall against a guest that has taken the process over.
+/// What a thread is for that is [confined](confine_thread).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ThreadRole {
+    /// It serves a microVM as a monitor does, and opens nothing by its path.
+    Serve,
+    /// It opens the files, unix sockets and tap devices that a client names, for other threads.
+    Open,
+}
+
+/// Takes from this thread, and from those that it makes from now on, the capabilities and system
+/// calls that its role does not need. Threads share memory, so a guest that has taken the process
+/// over has what any of them has: with those of both roles no program is executed, no other process
+/// reached, nothing mounted and no network used but the tap devices.
+///
 /// A call that is denied ends the process with `exit_code`.
 ///
 /// # Errors
 /// [`StartError::Session`].
-pub fn confine_thread(exit_code: i32) -> Result<(), StartError> {
-    privileges::drop_of_thread()
-        .and_then(|()| filter::apply_to_thread(exit_code))
+pub fn confine_thread(role: ThreadRole, exit_code: i32) -> Result<(), StartError> {
+    let kept = match role {
+        ThreadRole::Serve => CapabilitySet::empty(),
+        // A client's files may be another user's, and so may a tap device.
+        ThreadRole::Open => {
+            CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH | CapabilitySet::NET_ADMIN
+        }
+    };
+    privileges::drop_of_thread(kept)
+        .and_then(|()| filter::apply_to_thread(role, exit_code))
         .map_err(|error| StartError::session("take the privileges of a thread", error))
 }
 

@@ -15,9 +15,9 @@ use rustix::process::{
     set_dumpable_behavior, setrlimit,
 };
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, LinkNameSpaceType, UnshareFlags, clear_ambient_capability_set,
-    move_into_link_name_space, remove_capability_from_bounding_set, set_capabilities,
-    set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+    CapabilitySet, CapabilitySets, LinkNameSpaceType, UnshareFlags, capabilities,
+    clear_ambient_capability_set, move_into_link_name_space, remove_capability_from_bounding_set,
+    set_capabilities, set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
 
 /// The most descriptors of a monitor but those of its guest's network: one for each connection over
@@ -142,16 +142,17 @@ pub(super) fn drop_all() -> io::Result<()> {
             removed => removed?,
         }
     }
-    drop_of_thread()?;
+    drop_of_thread(CapabilitySet::empty())?;
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
     Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
 }
 
-/// Takes all capabilities from this thread, and those that it could get by executing a file.
-pub(super) fn drop_of_thread() -> io::Result<()> {
+/// Takes from this thread all capabilities but `kept`, and those that it could get by executing a
+/// file.
+pub(super) fn drop_of_thread(kept: CapabilitySet) -> io::Result<()> {
     set_no_new_privs(true)?;
     clear_ambient_capability_set()?;
-    let none = CapabilitySet::empty();
-    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
-    Ok(set_capabilities(None, sets)?)
+    let kept = kept & capabilities(None)?.permitted;
+    let inheritable = CapabilitySet::empty();
+    Ok(set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable })?)
 }

@@ -106,7 +106,7 @@ pub fn open_tap(name: &str) -> Result<OwnedFd, OpenTapError> {
         return Err(OpenTapError::Name(owned()));
     }
     // Attaching to a device that does not exist would make one.
-    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
     match socket.and_then(|socket| name_to_index(socket, name)) {
         Ok(_) => {}
         Err(Errno::NODEV) => return Err(OpenTapError::Unknown(owned())),
