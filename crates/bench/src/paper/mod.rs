@@ -12,6 +12,8 @@ mod page;
 mod picture;
 mod programs;
 mod replays;
+#[cfg(test)]
+mod sentences;
 pub mod systor;
 mod table;
 mod text;

@@ -68,8 +68,7 @@ fn fill(page: &str, mut read: impl FnMut(&str) -> io::Result<String>) -> Result<
     let mut lines = page.split_inclusive('\n');
     while let Some(line) = lines.next() {
         filled.push_str(line);
-        let comment = line.trim_end().strip_prefix(BEGIN).and_then(|rest| rest.strip_suffix(CLOSE));
-        let Some(comment) = comment.filter(|comment| is_table(comment)) else { continue };
+        let Some(comment) = table_name(line) else { continue };
         let mut parts = comment.split(" | ");
         let (name, column, more) = (parts.next().unwrap_or_default(), parts.next(), parts.next());
         let results = read(name).and_then(|json| Ok(Results::of_json(name, &json)?));
@@ -85,9 +84,11 @@ fn fill(page: &str, mut read: impl FnMut(&str) -> io::Result<String>) -> Result<
     Ok(filled)
 }
 
-/// Whether a comment names an experiment, by its paper.
-fn is_table(comment: &str) -> bool {
-    ["pass-", "faasnap-", "snapbpf-", "systor-"].iter().any(|paper| comment.starts_with(paper))
+/// The text of a comment that names an experiment, by its paper.
+fn table_name(line: &str) -> Option<&str> {
+    let comment = line.trim_end().strip_prefix(BEGIN)?.strip_suffix(CLOSE)?;
+    let papers = ["pass-", "faasnap-", "snapbpf-", "systor-"];
+    papers.iter().any(|paper| comment.starts_with(paper)).then_some(comment)
 }
 
 impl Cell {
@@ -142,14 +143,17 @@ impl Outcome {
             };
             rows.push(key.iter().cloned().chain(planners.iter().map(cell)).collect());
         }
-        if let Some(base) = base.filter(|_| keys.len() > 2) {
+        for place in names(keys.iter().map(|key| key.get(1).map_or("", String::as_str))) {
+            let of_place = |key: &&&Vec<String>| key.get(1).is_none_or(|name| name == place);
+            let keys: Vec<_> = keys.iter().filter(of_place).collect();
+            let Some(base) = base.filter(|_| keys.len() > 2) else { continue };
             let mean = |planner: &&str| {
                 let ratios: Option<Vec<f64>> =
                     keys.iter().map(|key| ratio(key, planner, base)).collect();
                 ratios.map_or(String::new(), |ratios| number(geometric_mean(&ratios)))
             };
-            let mut row = vec![String::new(); head.len()];
-            row[0] = "geometric mean".to_owned();
+            let mut row = vec!["geometric mean".to_owned(), place.to_owned()];
+            row.resize(head.len(), String::new());
             rows.push(row.into_iter().chain(planners.iter().map(mean)).collect());
         }
         let short = planners.iter().map(|planner| short(planner, &planners));

@@ -3,6 +3,7 @@ use std::path::Path;
 
 use super::*;
 use crate::paper::replays::Quantity;
+use crate::paper::sentences;
 use crate::paper::tests::outcome;
 
 /// Set to write the tables of the documents instead of comparing them: `make result-pages`.
@@ -15,7 +16,7 @@ fn filled(page: &str, results: &Outcome) -> Result<String, String> {
 #[test]
 fn tables_of_documents_are_those_of_the_committed_results() {
     let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results");
-    let mut tables = 0;
+    let (mut tables, mut wrong) = (0, Vec::new());
     for entry in fs::read_dir(&results).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_none_or(|ending| ending != "md") {
@@ -27,14 +28,17 @@ fn tables_of_documents_are_those_of_the_committed_results() {
             fs::read_to_string(results.join(format!("{name}.json")))
         });
         let made = made.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let name = path.display();
+        let numbers = sentences::check(&made, table_name);
         if std::env::var_os(WRITE).is_some() {
-            fs::write(&path, made).unwrap();
+            fs::write(&path, &made).unwrap();
         } else {
-            let name = path.display();
             assert!(made == page, "{name} has other tables than the results: make result-pages");
         }
+        wrong.extend(numbers.err().map(|error| format!("{name}:\n{error}")));
     }
     assert!(tables > 0);
+    assert!(wrong.is_empty(), "numbers in sentences differ from the tables:\n{}", wrong.join("\n"));
 }
 
 #[test]
@@ -62,14 +66,26 @@ fn a_table_has_a_column_for_each_planner() {
 
 #[test]
 fn ratios_of_several_rows_have_a_geometric_mean() {
-    let mut results = outcome(Quantity::Total, &["1", "2", "4"]);
-    for (place, factor) in results.sessions.iter_mut().zip([1.0, 2.0, 4.0]) {
-        place.rows[1].total_ms.median *= factor;
+    let mut results = outcome(Quantity::Total, &["1", "2"]);
+    for (place, factors) in results.sessions.iter_mut().zip([[1.0, 2.0, 4.0], [3.0; 3]]) {
+        let rows = std::mem::take(&mut place.rows);
+        for (trace, factor) in ["json-a", "json-b", "json-c"].iter().zip(factors) {
+            let mut rows = rows.clone();
+            rows.iter_mut().for_each(|row| row.trace = (*trace).to_owned());
+            rows[1].total_ms.median *= factor;
+            place.rows.extend(rows);
+        }
     }
-    let page = "<!-- pass-x | total, ms | firecracker -->\n<!-- end -->\n";
-    let made = filled(page, &results).unwrap();
-    let mean = made.lines().find(|line| line.contains("geometric mean")).unwrap();
-    assert!(mean.contains("| 1.00 ") && mean.contains("| 2.00 "), "{made}");
+    let mean = |place: &str, results: &Outcome| {
+        let page = "<!-- pass-x | total, ms | firecracker -->\n<!-- end -->\n";
+        let made = filled(page, results).unwrap();
+        let mut means = made.lines().filter(|line| line.contains("geometric mean"));
+        means.find(|line| line.contains(place)).unwrap().to_owned()
+    };
+    assert!(mean("| 1 ", &results).ends_with("| 1.00        | 2.00 |"));
+    assert!(mean("| 2 ", &results).ends_with("| 1.00        | 3.00 |"));
+    results.sessions.truncate(1);
+    assert!(mean("|", &results).ends_with("| 1.00        | 2.00 |"));
 }
 
 #[test]

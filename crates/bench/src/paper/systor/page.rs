@@ -16,9 +16,10 @@ impl SystorOutcome {
             "comparison" => return self.comparison(),
             "cold" => &|cell| cell.median(Time::Cold),
             "warm" => &|cell| cell.median(Time::Warm),
+            "restoring" => &|cell| cell.median(Time::Restoring),
             "connecting" => &|cell| cell.median(Time::Connecting),
             "executing" => &|cell| cell.median(Time::Executing),
-            "cold / warm" => &|cell| Some(cell.median(Time::Cold)? / cell.median(Time::Warm)?),
+            "slowdown" => &|cell| Some(cell.median(Time::Cold)? / cell.median(Time::Warm)?),
             _ => return None,
         };
         let kinds = [false, true];

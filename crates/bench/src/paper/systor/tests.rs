@@ -465,7 +465,7 @@ fn tables_of_documents_have_a_column_for_each_tier() {
     assert_eq!((rows[0][1], rows.len()), ("microVMs", 6));
     assert_eq!((&rows[2][..2], of_ssd(2)), (&["hello", "1"][..], vec!["10.0", "10.0"]));
     assert_eq!((&rows[5][..2], of_ssd(5)), (&["pyaes", "4"][..], vec!["120", ""]));
-    let one = outcome.by_tier("cold / warm", Some("pyaes chameleon")).unwrap();
+    let one = outcome.by_tier("slowdown", Some("pyaes chameleon")).unwrap();
     assert!(one.contains("| 8.00 ") && one.contains("| 24.0 ") && !one.contains("hello"), "{one}");
     assert!(outcome.by_tier("lukewarm", None).is_none());
     assert!(outcome.by_tier("cold", Some("chameleon")).is_none());
