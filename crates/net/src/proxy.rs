@@ -44,8 +44,8 @@ const MAX_DATAGRAM_FLOWS: usize = 1024;
 /// Answers that are not of a flow and wait for the guest's buffers, and their bytes.
 const MAX_ANSWERS: usize = 256;
 const MAX_ANSWER_BYTES: usize = 256 << 10;
-/// Flows of a burst that are not written to at once.
-const MAX_UNWRITTEN: usize = 256;
+/// Flows of a burst for which something is due at its end.
+const MAX_IN_BURST: usize = 256;
 /// The smallest buffer of the guest that is used: it holds every segment without data.
 const MIN_ROOM: usize = 128;
 /// Events that are handled at once, and how often.
@@ -70,8 +70,8 @@ pub struct Proxy {
     next_port: u16,
     answers: VecDeque<(FrameHeader, Vec<u8>)>,
     answer_bytes: usize,
-    /// Flows with bytes of the burst that were not written yet.
-    unwritten: Vec<u64>,
+    /// Flows for which something is due at the end of the burst.
+    in_burst: Vec<u64>,
     frame: Frame,
     /// For the sequence numbers of new connections (RFC 6528).
     secret: RandomState,
@@ -113,7 +113,7 @@ impl Proxy {
             next_port: publish::first_port(&secret),
             answers: VecDeque::new(),
             answer_bytes: 0,
-            unwritten: Vec::new(),
+            in_burst: Vec::new(),
             frame: Frame::default(),
             secret,
             started: Instant::now(),
@@ -161,7 +161,7 @@ impl Proxy {
         for (current, frame) in frames.iter().enumerate() {
             self.frame(frame, Burst::new(frames, current));
         }
-        self.write(Burst::new(frames, frames.len()));
+        self.end_burst(Burst::new(frames, frames.len()));
     }
 
     fn frame(&mut self, frame: &[u8], burst: Burst<'_>) {
@@ -191,15 +191,16 @@ impl Proxy {
         }
     }
 
-    /// Writes what the handled frames of a burst had to the host's sockets.
-    fn write(&mut self, burst: Burst<'_>) {
-        if self.unwritten.is_empty() {
+    /// Writes what the handled frames of a burst had to the host's sockets, and removes what they
+    /// acknowledged.
+    fn end_burst(&mut self, burst: Burst<'_>) {
+        if self.in_burst.is_empty() {
             return;
         }
         let now = Instant::now();
-        for id in std::mem::take(&mut self.unwritten) {
+        for id in std::mem::take(&mut self.in_burst) {
             let Some((_, Flow::Tcp(flow))) = self.table.get_mut(id) else { continue };
-            flow.write_burst(burst, &mut self.shared);
+            flow.end_burst(burst, &mut self.shared);
             self.table.changed(id, now, &mut self.shared);
         }
     }
@@ -318,14 +319,14 @@ impl Proxy {
                 return;
             }
             if !is_new || flow.guest_first() == segment.seq {
-                let was_unwritten = flow.has_unwritten();
+                let was_in_burst = flow.is_in_burst();
                 flow.segment(segment, burst, now, &mut self.shared);
-                if flow.has_unwritten() && !was_unwritten {
-                    self.unwritten.push(id);
+                if flow.is_in_burst() && !was_in_burst {
+                    self.in_burst.push(id);
                 }
                 self.table.changed(id, now, &mut self.shared);
-                if self.unwritten.len() >= MAX_UNWRITTEN {
-                    self.write(burst);
+                if self.in_burst.len() >= MAX_IN_BURST {
+                    self.end_burst(burst);
                 }
                 return;
             }
@@ -458,7 +459,7 @@ impl Proxy {
             return;
         }
         match flow {
-            Flow::Tcp(flow) => flow.set_socket(socket, &self.shared.link),
+            Flow::Tcp(flow) => flow.set_socket(socket),
             Flow::Datagram(flow) => {
                 let sent = flow.set_socket(socket, &mut self.shared);
                 self.sent(id, sent);

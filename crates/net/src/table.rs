@@ -19,7 +19,7 @@ use crate::tcp::{Shared, TcpFlow};
 /// The first id of a flow. Smaller numbers are the other sources of events.
 const FIRST_ID: u64 = 16;
 /// Bytes of the frames that a flow makes before the next one has its turn.
-const TURN: usize = 256 << 10;
+const TURN: usize = 1 << 20;
 
 /// Hashes ids: they count up, and no guest chooses them.
 #[derive(Debug, Default)]
@@ -176,6 +176,7 @@ impl Table {
         }
         if self.entries.is_empty() {
             shared.pool.trim();
+            shared.stage.trim();
         }
     }
 

@@ -124,7 +124,7 @@ fn data_that_did_not_reach_the_guest_is_not_counted() {
     let (key, now) = (key(80), Instant::now());
     let mut flow = TcpFlow::call(key, Seq(100), now, &mut proxy.shared);
     assert!(flow.next_frame(&mut Frame::default(), ROOM, now, &mut proxy.shared));
-    flow.set_socket(socket.into(), &proxy.shared.link);
+    flow.set_socket(socket.into());
     let answer = Segment {
         syn: true,
         fin: false,

@@ -30,7 +30,7 @@ use crate::packet::Segment;
 use crate::seq::Seq;
 use crate::state::SavedFlow;
 use end::End;
-use unacked::Unacked;
+use unacked::{Stage, Unacked};
 
 /// The largest window of a flow in bytes: the most of the guest that it holds.
 const WINDOW_LIMIT: usize = 512 << 10;
@@ -66,6 +66,8 @@ pub(crate) struct Shared {
     /// Which of the host's DNS resolvers is used: how many before it did not answer.
     pub(crate) resolver: u16,
     pub(crate) counters: Counters,
+    /// Where small segments are cut from.
+    pub(crate) stage: Stage,
     /// Where a read that removes bytes of a socket pretends to put them.
     pub(crate) discarded: Vec<u8>,
 }
@@ -79,6 +81,7 @@ impl Shared {
             waiting: 0,
             resolver: 0,
             counters: Counters::default(),
+            stage: Stage::default(),
             discarded: Vec::new(),
         }
     }
@@ -152,6 +155,8 @@ struct ToGuest {
     /// The number of the host's FIN, which follows its last byte, when that was read.
     fin: Option<Seq>,
     fin_acked: bool,
+    /// The guest has acknowledged some in the burst that is being handled.
+    is_consumed: bool,
     /// The window is being used up.
     bursts: bool,
     duplicate_acks: u8,
@@ -254,8 +259,8 @@ impl TcpFlow {
     }
 
     /// The broker's socket, which may not be connected yet.
-    pub(crate) fn set_socket(&mut self, socket: OwnedFd, link: &Link) {
-        self.to_guest.bytes = Unacked::of_socket(&socket, self.most_payload(link));
+    pub(crate) fn set_socket(&mut self, socket: OwnedFd) {
+        self.to_guest.bytes = Unacked::of_socket(&socket);
         self.end = Some(End::Socket(socket));
     }
 
@@ -438,6 +443,7 @@ impl ToGuest {
             ends: false,
             fin: None,
             fin_acked: false,
+            is_consumed: false,
             bursts: false,
             duplicate_acks: 0,
             recovery: first,

@@ -101,15 +101,18 @@ impl TcpFlow {
             let data = acked - usize::from(has_fin && !to_guest.fin_acked);
             to_guest.fin_acked = has_fin;
             to_guest.unacked = ack;
-            to_guest.next = to_guest.next.latest(ack);
-            let rest = to_guest.in_flight();
-            let consumed = to_guest.bytes.consume(self.end.as_ref(), data, rest, shared);
+            to_guest.bytes.consume(data, shared);
+            to_guest.is_consumed = true;
+            if to_guest.next.is_before(ack) {
+                // The guest has kept what was sent after a lost segment.
+                to_guest.next = ack;
+                if to_guest.bytes.rewind(self.end.as_ref()).is_err() {
+                    self.reset_guest();
+                    return;
+                }
+            }
             to_guest.duplicate_acks = 0;
             self.deadline = (to_guest.sent != ack).then(|| now + super::RTO);
-            if consumed.is_err() {
-                self.reset_guest();
-                return;
-            }
         } else if window > to_guest.window && to_guest.in_flight() > to_guest.window {
             // The guest had closed its window on what was in flight, and has dropped that.
             self.rewind(shared);
@@ -170,13 +173,27 @@ impl TcpFlow {
         true
     }
 
-    /// Whether [`TcpFlow::write_burst`] is due.
-    pub(crate) const fn has_unwritten(&self) -> bool {
-        self.from_guest.unwritten_len > 0
+    /// Whether [`TcpFlow::end_burst`] is due.
+    pub(crate) const fn is_in_burst(&self) -> bool {
+        self.from_guest.unwritten_len > 0 || self.to_guest.is_consumed
+    }
+
+    /// Does once what the segments of a burst have made due.
+    pub(crate) fn end_burst(&mut self, burst: Burst<'_>, shared: &mut Shared) {
+        if std::mem::take(&mut self.to_guest.is_consumed) {
+            let rest = self.to_guest.in_flight();
+            if self.to_guest.bytes.discard(self.end.as_ref(), rest, shared).is_err() {
+                self.reset_guest();
+                return;
+            }
+        }
+        if self.from_guest.unwritten_len > 0 {
+            self.write_burst(burst, shared);
+        }
     }
 
     /// Writes what the flow has of a burst, and queues what the host's socket does not take.
-    pub(crate) fn write_burst(&mut self, burst: Burst<'_>, shared: &mut Shared) {
+    fn write_burst(&mut self, burst: Burst<'_>, shared: &mut Shared) {
         let Some(end) = &mut self.end else { return };
         let from_guest = &mut self.from_guest;
         let parts = std::mem::take(&mut from_guest.unwritten);

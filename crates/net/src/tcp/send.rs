@@ -92,7 +92,8 @@ impl TcpFlow {
         if self.probe_due {
             wanted = wanted.max(1);
         }
-        let Ok(len) = self.read_host(frame, wanted, shared) else {
+        let more = usable.saturating_sub(wanted);
+        let Ok(len) = self.read_host(frame, (wanted, more), shared) else {
             self.reset_guest();
             return self.next_reset(frame, shared);
         };
@@ -121,10 +122,11 @@ impl TcpFlow {
     }
 
     /// Reads what the next segment has, at most `wanted` bytes, into `frame`, and returns how much.
+    /// The guest takes `more` after them.
     fn read_host(
         &mut self,
         frame: &mut Frame,
-        wanted: usize,
+        (wanted, more): (usize, usize),
         shared: &mut Shared,
     ) -> Result<usize, Errno> {
         let Some(end) = &mut self.end else { return Ok(0) };
@@ -135,7 +137,8 @@ impl TcpFlow {
         let payload = frame.payload_mut(start, wanted);
         let mut len = 0;
         while len < wanted && to_guest.has_more_after(len) {
-            match to_guest.bytes.read(end, in_flight + len, &mut payload[len..], shared) {
+            let out = (&mut payload[len..], more);
+            match to_guest.bytes.read(end, in_flight + len, out, shared) {
                 Ok(0) => to_guest.fin = Some(to_guest.next + len),
                 Ok(count) => {
                     len += count;

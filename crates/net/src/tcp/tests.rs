@@ -62,7 +62,7 @@ impl Bench {
         socket.set_nonblocking(true).unwrap();
         host.set_nonblocking(true).unwrap();
         let mut bench = Self { flow, shared, frame: Frame::default(), host, now };
-        bench.flow.set_socket(socket.into(), &bench.shared.link);
+        bench.flow.set_socket(socket.into());
         bench
     }
 
@@ -113,8 +113,8 @@ impl Bench {
         let frames = [segment.payload];
         let burst = Burst::new(&frames, 0);
         self.flow.segment(segment, burst, self.now, &mut self.shared);
-        if self.flow.has_unwritten() {
-            self.flow.write_burst(burst, &mut self.shared);
+        if self.flow.is_in_burst() {
+            self.flow.end_burst(burst, &mut self.shared);
         }
     }
 
@@ -220,6 +220,26 @@ fn three_duplicate_acks_bring_back_what_is_lost_once() {
     assert_eq!(bench.shared.counters.retransmissions, 1);
     bench.ack(21, 60_000);
     assert_eq!(bench.flow.deadline(), None);
+}
+
+#[test]
+fn what_a_guest_has_kept_after_a_lost_segment_is_not_sent_again() {
+    let mut bench = Bench::open();
+    bench.shared.link.offloads = Offloads::default();
+    let bytes = [1, 2, 3, 4, 5].map(|number| [number; 1460]).concat();
+    bench.host_sends(&bytes);
+    for _ in 0..5 {
+        assert_eq!(bench.made().unwrap().len, 1460);
+    }
+    for _ in 0..3 {
+        bench.ack(1, 60_000);
+    }
+    assert_eq!(bench.made().unwrap().seq, 1);
+    bench.ack(1 + 4 * 1460, 60_000);
+    let last = bench.made().unwrap();
+    assert_eq!((last.seq, last.len), (1 + 4 * 1460, 1460));
+    let frame = bench.frame.parts().1;
+    assert!(frame.ends_with(&[5; 1460]));
 }
 
 #[test]

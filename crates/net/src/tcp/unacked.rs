@@ -13,6 +13,8 @@ use crate::buffer::{Queue, share};
 const READ_AHEAD: usize = 256 << 10;
 /// Payload of segments that are read from the socket one by one.
 const LARGE: usize = 16 << 10;
+/// Bytes of the [`Stage`].
+const STAGE: usize = 64 << 10;
 /// Bytes that one call removes from a socket.
 const DISCARD: usize = 4 << 20;
 /// Bytes for which that call is made while others are with the guest: fewer than the smallest
@@ -29,7 +31,40 @@ pub(super) enum Unacked {
     Socket {
         /// Those that the guest has acknowledged and the socket still has.
         acked: usize,
+        /// The flow's turn on the stage. The bytes there are in the socket, too, and reads of the
+        /// socket go on after them.
+        turn: u64,
     },
+}
+
+/// Where small segments of one flow are cut from, so that a call reads many of them. Flows take
+/// turns on it.
+#[derive(Debug, Default)]
+pub(crate) struct Stage {
+    bytes: Vec<u8>,
+    /// Where the next segment is in `bytes`.
+    next: usize,
+    turn: u64,
+}
+
+impl Stage {
+    fn rest(&self) -> &[u8] {
+        self.bytes.get(self.next..).unwrap_or_default()
+    }
+
+    /// Copies the next bytes to `out`, and returns how many.
+    fn take(&mut self, out: &mut [u8]) -> usize {
+        let rest = self.rest();
+        let count = rest.len().min(out.len());
+        out[..count].copy_from_slice(&rest[..count]);
+        self.next += count;
+        count
+    }
+
+    /// Frees its memory.
+    pub(crate) fn trim(&mut self) {
+        self.bytes = Vec::new();
+    }
 }
 
 impl Default for Unacked {
@@ -39,15 +74,12 @@ impl Default for Unacked {
 }
 
 impl Unacked {
-    /// Those of a connected socket, of which segments have up to `most` bytes.
-    ///
-    /// Small ones are read ahead, and so are all before Linux 6.9 (IPv6: 6.11), which knows no
-    /// offset in a TCP socket.
-    pub(super) fn of_socket(socket: impl AsFd, most: usize) -> Self {
-        if most >= LARGE && set_peek_offset(socket, 0).is_ok() {
-            Self::Socket { acked: 0 }
-        } else {
-            Self::default()
+    /// Those of a connected socket. Before Linux 6.9 (IPv6: 6.11), which knows no offset in a TCP
+    /// socket, they are read ahead.
+    pub(super) fn of_socket(socket: impl AsFd) -> Self {
+        match set_peek_offset(socket, 0) {
+            Ok(()) => Self::Socket { acked: 0, turn: 0 },
+            Err(_) => Self::default(),
         }
     }
 
@@ -60,19 +92,46 @@ impl Unacked {
     }
 
     /// Copies those from `offset` on to `out`, which is not empty, and returns how many: 0 at the
-    /// end of what the host sends. In a socket, `offset` is where the last read ended.
+    /// end of what the host sends, and fewer than `out` has room for if there are no more now. The
+    /// guest takes `more` bytes after them. In a socket, `offset` is where the last read ended.
     pub(super) fn read(
         &mut self,
         end: &mut End,
         offset: usize,
-        out: &mut [u8],
+        (out, more): (&mut [u8], usize),
         shared: &mut Shared,
     ) -> Result<usize, Errno> {
         let queue = match (self, &mut *end) {
             (Self::Queue(queue), _) => queue,
-            (Self::Socket { .. }, End::Socket(socket)) => {
-                let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-                return retry_on_intr(|| recv(&*socket, &mut *out, flags)).map(|(read, _)| read);
+            (Self::Socket { acked, turn }, End::Socket(socket)) => {
+                let stage = &mut shared.stage;
+                if *turn != 0 && *turn != stage.turn {
+                    // Another flow has taken its place.
+                    set_peek_offset(&*socket, i32::try_from(*acked + offset).unwrap_or(i32::MAX))?;
+                    *turn = 0;
+                }
+                let staged = if *turn == 0 { 0 } else { stage.take(out) };
+                if staged == out.len() {
+                    return Ok(staged);
+                }
+                let out = &mut out[staged..];
+                let wanted = out.len().saturating_add(more).min(STAGE);
+                let read = if out.len() >= LARGE || wanted == out.len() {
+                    *turn = 0;
+                    peek(&*socket, out)
+                } else {
+                    stage.turn += 1;
+                    *turn = stage.turn;
+                    stage.next = 0;
+                    stage.bytes.resize(wanted, 0);
+                    let read = peek(&*socket, &mut stage.bytes);
+                    stage.bytes.truncate(read.unwrap_or_default());
+                    read.map(|_| stage.take(out))
+                };
+                return match read {
+                    Err(Errno::AGAIN) if staged > 0 => Ok(staged),
+                    read => Ok(staged + read?),
+                };
             }
             (Self::Socket { .. }, End::Metadata(_)) => return Err(Errno::AGAIN),
         };
@@ -89,41 +148,47 @@ impl Unacked {
         Ok(count)
     }
 
-    /// Removes the first `count`, after which `rest` are with the guest.
-    pub(super) fn consume(
+    /// The guest has acknowledged the first `count`. A socket has them until [`Unacked::discard`],
+    /// and reads go on where they were: after fewer than `count`, a [`Unacked::rewind`] follows.
+    pub(super) fn consume(&mut self, count: usize, shared: &mut Shared) {
+        match self {
+            Self::Queue(queue) => queue.consume(count.min(queue.len()), &mut shared.pool),
+            Self::Socket { acked, .. } => *acked += count,
+        }
+    }
+
+    /// Removes from the socket what the guest has acknowledged, after which `rest` are with the
+    /// guest.
+    pub(super) fn discard(
         &mut self,
         end: Option<&End>,
-        count: usize,
         rest: usize,
         shared: &mut Shared,
     ) -> Result<(), Errno> {
-        match (self, end) {
-            (Self::Queue(queue), _) => queue.consume(count.min(queue.len()), &mut shared.pool),
-            (Self::Socket { acked }, Some(End::Socket(socket))) => {
-                *acked += count;
-                // Each removal can wake the host's sender, so they are few.
-                let is_due = rest == 0 || (*acked >= rest && *acked >= LEAST);
-                while is_due && *acked > 0 {
-                    // A TCP socket writes nothing to it, so it has no memory.
-                    shared.discarded.resize(DISCARD, 0);
-                    let part = &mut shared.discarded[..DISCARD.min(*acked)];
-                    let flags = RecvFlags::TRUNC | RecvFlags::DONTWAIT;
-                    match retry_on_intr(|| recv(socket, &mut *part, flags))?.0 {
-                        // They were there.
-                        0 => return Err(Errno::CONNRESET),
-                        removed => *acked -= removed,
-                    }
-                }
+        let (Self::Socket { acked, .. }, Some(End::Socket(socket))) = (self, end) else {
+            return Ok(());
+        };
+        // Each removal can wake the host's sender, so they are few.
+        let is_due = rest == 0 || (*acked >= rest && *acked >= LEAST);
+        while is_due && *acked > 0 {
+            // A TCP socket writes nothing to it, so it has no memory.
+            shared.discarded.resize(DISCARD, 0);
+            let part = &mut shared.discarded[..DISCARD.min(*acked)];
+            let flags = RecvFlags::TRUNC | RecvFlags::DONTWAIT;
+            match retry_on_intr(|| recv(socket, &mut *part, flags))?.0 {
+                // They were there.
+                0 => return Err(Errno::CONNRESET),
+                removed => *acked -= removed,
             }
-            (Self::Socket { .. }, _) => {}
         }
         Ok(())
     }
 
     /// Begins again with the first one.
-    pub(super) fn rewind(&self, end: Option<&End>) -> Result<(), Errno> {
+    pub(super) fn rewind(&mut self, end: Option<&End>) -> Result<(), Errno> {
         match (self, end) {
-            (Self::Socket { acked }, Some(End::Socket(socket))) => {
+            (Self::Socket { acked, turn }, Some(End::Socket(socket))) => {
+                *turn = 0;
                 set_peek_offset(socket, i32::try_from(*acked).unwrap_or(i32::MAX))
             }
             _ => Ok(()),
@@ -135,6 +200,12 @@ impl Unacked {
             queue.clear(&mut shared.pool);
         }
     }
+}
+
+/// Reads after the peek offset without removing anything, and moves it.
+fn peek(socket: impl AsFd, out: &mut [u8]) -> Result<usize, Errno> {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    retry_on_intr(|| recv(&socket, &mut *out, flags)).map(|(read, _)| read)
 }
 
 /// Sets where the next read with `MSG_PEEK` begins (socket(7), `SO_PEEK_OFF`). Reads move it.

@@ -19,9 +19,11 @@ const MOST: usize = 30_000;
 enum Step {
     /// The host sends.
     Send(usize),
-    /// A segment of at most so many bytes is sent to the guest.
-    Read(usize),
-    /// The guest acknowledges so many, of those that were sent.
+    /// A segment of at most so many bytes is sent to the guest, which takes so many more.
+    Read(usize, usize),
+    /// Another flow has its turn on the stage.
+    Yield,
+    /// The guest acknowledges so many, of those that were ever sent.
     Consume(usize),
     /// The rest is sent again.
     Rewind,
@@ -31,7 +33,9 @@ fn step() -> impl Strategy<Value = Step> {
     let len = 1..10_000_usize;
     prop_oneof![
         3 => len.clone().prop_map(Step::Send),
-        3 => len.clone().prop_map(Step::Read),
+        3 => (1..2000_usize, 0..MOST).prop_map(|(len, more)| Step::Read(len, more)),
+        1 => (LARGE..2 * LARGE, 0..MOST).prop_map(|(len, more)| Step::Read(len, more)),
+        1 => Just(Step::Yield),
         2 => len.prop_map(Step::Consume),
         1 => Just(Step::Rewind),
     ]
@@ -54,21 +58,24 @@ fn pair(is_tcp: bool) -> (Box<dyn Write>, End) {
 }
 
 proptest! {
-    /// In a queue and in a socket, of TCP and of a published path.
+    /// In a queue and in a socket, of TCP and of a published path, in small and large segments.
     #[test]
     fn bytes_are_sent_in_order_and_again_until_they_are_acknowledged(
         steps in vec(step(), 1..40),
-        most in prop_oneof![Just(1460_usize), Just(65_000)],
+        is_queue: bool,
         is_tcp: bool,
     ) {
         let link = Link { network: GuestNetwork::default(), offloads: Offloads::default() };
         let mut shared = Shared::new(link);
         let (mut host, mut end) = pair(is_tcp);
         let End::Socket(socket) = &end else { unreachable!() };
-        let mut unacked = Unacked::of_socket(socket, most);
+        let mut unacked = Unacked::of_socket(socket);
+        if is_queue {
+            unacked = Unacked::default();
+        }
         let mut numbers = (0_u32..).map(|n| n.to_le_bytes()[0] ^ n.to_le_bytes()[1]);
         // What is not acknowledged, and how much of it was sent.
-        let (mut model, mut sent) = (VecDeque::new(), 0);
+        let (mut model, mut sent, mut ever_sent) = (VecDeque::new(), 0, 0);
         for step in steps {
             match step {
                 Step::Send(len) if model.len() + len < MOST => {
@@ -77,14 +84,18 @@ proptest! {
                     model.extend(bytes);
                 }
                 Step::Send(_) => {}
-                Step::Read(len) => {
+                Step::Yield => shared.stage = Stage { turn: shared.stage.turn + 1, ..Stage::default() },
+                Step::Read(len, more) => {
                     let mut segment = vec![0; len];
-                    match unacked.read(&mut end, sent, &mut segment, &mut shared) {
+                    match unacked.read(&mut end, sent, (&mut segment, more), &mut shared) {
                         Ok(count) => {
                             prop_assert!(count > 0, "an end that is none");
+                            let is_all = count == len || sent + count == model.len();
+                            prop_assert!(is_all || is_queue, "a short read in the middle");
                             let expected = model.iter().skip(sent).take(count);
                             prop_assert!(expected.eq(&segment[..count]));
                             sent += count;
+                            ever_sent = ever_sent.max(sent);
                         }
                         Err(errno) => {
                             prop_assert_eq!(errno, Errno::AGAIN);
@@ -93,9 +104,14 @@ proptest! {
                     }
                 }
                 Step::Consume(len) => {
-                    let len = len.min(sent);
-                    sent -= len;
-                    unacked.consume(Some(&end), len, sent, &mut shared).unwrap();
+                    let len = len.min(ever_sent);
+                    ever_sent -= len;
+                    unacked.consume(len, &mut shared);
+                    if len > sent {
+                        unacked.rewind(Some(&end)).unwrap();
+                    }
+                    sent = sent.saturating_sub(len);
+                    unacked.discard(Some(&end), sent, &mut shared).unwrap();
                     model.drain(..len);
                 }
                 Step::Rewind => {
@@ -107,20 +123,38 @@ proptest! {
         drop(host);
         let mut rest = vec![0; MOST];
         while sent < model.len() {
-            let count = unacked.read(&mut end, sent, &mut rest, &mut shared).unwrap();
+            let count = unacked.read(&mut end, sent, (&mut rest, 0), &mut shared).unwrap();
             prop_assert!(model.iter().skip(sent).take(count).eq(&rest[..count]));
             sent += count;
         }
-        prop_assert_eq!(unacked.read(&mut end, sent, &mut rest, &mut shared), Ok(0));
+        prop_assert_eq!(unacked.read(&mut end, sent, (&mut rest, 0), &mut shared), Ok(0));
         unacked.clear(&mut shared);
         prop_assert_eq!(shared.pool.usage().0, 0);
     }
 }
 
-/// Where the kernel can, a large segment is read from the socket.
+/// Where the kernel can, bytes wait in the socket.
 #[test]
-fn large_segments_wait_in_the_socket() {
+fn bytes_wait_in_the_socket() {
     let (_host, End::Socket(socket)) = pair(false) else { unreachable!() };
-    assert!(matches!(Unacked::of_socket(&socket, LARGE), Unacked::Socket { acked: 0 }));
-    assert!(matches!(Unacked::of_socket(&socket, LARGE - 1), Unacked::Queue(_)));
+    assert!(matches!(Unacked::of_socket(&socket), Unacked::Socket { acked: 0, turn: 0 }));
+}
+
+/// One call reads what several segments have.
+#[test]
+fn small_segments_are_read_together() {
+    let mut shared =
+        Shared::new(Link { network: GuestNetwork::default(), offloads: Offloads::default() });
+    let (mut host, mut end) = pair(true);
+    let End::Socket(socket) = &end else { unreachable!() };
+    let mut unacked = Unacked::of_socket(socket);
+    host.write_all(&[7; 3000]).unwrap();
+    let mut segment = [0; 1000];
+    for (sent, staged) in [(0, 2000), (1000, 1000), (2000, 0)] {
+        let read = unacked.read(&mut end, sent, (&mut segment, 3000), &mut shared);
+        assert_eq!((read, shared.stage.rest().len()), (Ok(1000), staged));
+    }
+    host.write_all(&[7; 3000]).unwrap();
+    let read = unacked.read(&mut end, 3000, (&mut segment, 500), &mut shared);
+    assert_eq!((read, shared.stage.rest().len()), (Ok(1000), 500), "what the guest takes");
 }
