@@ -6,8 +6,8 @@
 //! (`docs/firecracker.md`).
 //!
 //! Two threads matter: the API's parses requests, opens files, keeps the configuration
-//! ([`controller::Controller`]) and flushes the metrics; the main thread makes the microVM, serves it, and ends the process
-//! with it ([`vmm::VmmThread`]).
+//! ([`controller::Controller`]) and flushes the metrics; the main thread makes the microVM, serves
+//! it, and ends the process with it ([`vmm::VmmThread`]).
 
 mod api;
 mod args;

@@ -175,9 +175,13 @@ pub fn document() -> String {
     });
     let head = ["source", "title", "name", "verdict", "measured"];
     let table: Vec<String> = markdown_rows(&head, rows);
+    let unmeasured = match unmeasured {
+        0 => String::new(),
+        1 => "; one can be run and has no committed results".to_owned(),
+        many => format!("; {many} can be run and have no committed results"),
+    };
     format!(
-        "Of {all} experiments {agree} agree, {partly} agree in part and {differ} differ; {unmeasured} can be run and have no \
-         committed results.\n\n{}\n",
+        "Of {all} experiments {agree} agree, {partly} agree in part and {differ} differ{unmeasured}.\n\n{}\n",
         table.join("\n")
     )
 }

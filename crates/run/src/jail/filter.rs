@@ -1,10 +1,10 @@
 //! The system calls of a monitor (seccomp(2)).
 //!
 //! Threads share memory, so what one thread may do every thread may: all have one filter. There are
-//! two for a monitor, and both hold once both are applied. The first is for a monitor that waits and restores:
-//! it works with the descriptors that it has and receives, and can make no other but of memory,
-//! pairs of sockets, events and timers. The second is applied before the guest's first instruction:
-//! from then on nothing is mapped but memory, and no VM and no filter is made.
+//! two for a monitor, and both hold once both are applied. The first is for one that waits and
+//! restores: it works with the descriptors that it has and receives, and can make no other but of
+//! memory, pairs of sockets, events and timers. The second is applied before the guest's first
+//! instruction: from then on nothing is mapped but memory, and no VM and no filter is made.
 //!
 //! `firn-firecracker`, whose clients name files, has the first filter in the threads that serve its
 //! microVM, and one in the others that allows to open files, unix sockets and tap devices.
