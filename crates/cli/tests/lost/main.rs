@@ -124,7 +124,10 @@ fn a_loading_set_that_shrinks_ends_its_microvm() {
     truncate(&set, 8192);
     let error = refused(player);
     let lost = format!("of {} is lost: the file was truncated to 8192 bytes", set.display());
-    assert!(error.contains("the host cannot provide ") && error.contains(&lost), "{error}");
+    let is_lost = error.contains("the host cannot provide ") && error.contains(&lost);
+    // The loader reads beside the guest, and may not have ended yet.
+    let is_short = error.contains("of the packed file: unexpected end of file");
+    assert!(is_lost || is_short, "{error}");
 }
 
 /// A pool on a file, and its manager.
