@@ -1,7 +1,6 @@
 //! Devices: their configuration before the start, and their changes after it.
 
 use std::collections::HashSet;
-use std::io::IsTerminal;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -13,7 +12,7 @@ use firn_vmm::{
     NetworkConfig, NetworkDevice, NetworkEnd, OpenFile, RateLimit, RateLimiter as Limiter,
     TokenBucket as Bucket, VsockBroker, VsockListener, open_tap,
 };
-use rustix::fs::{FileType, fstat};
+use rustix::event::epoll;
 use rustix::io::dup;
 use serde_json::json;
 use uuid::Uuid;
@@ -349,9 +348,10 @@ fn console(serial: Option<&Serial>) -> Result<Console, Fault> {
 /// The input of the serial port: standard input, where that can be waited for.
 fn console_input() -> Result<Option<OwnedFd>, Fault> {
     let stdin = rustix::stdio::stdin();
-    let kind = FileType::from_raw_mode(fstat(stdin)?.st_mode);
-    let waits = matches!(kind, FileType::Fifo | FileType::Socket) || stdin.is_terminal();
-    Ok(if waits { Some(dup(stdin)?) } else { None })
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    // It refuses files, and devices that are always ready.
+    let waits = epoll::add(&epoll, stdin, epoll::EventData::new_u64(0), epoll::EventFlags::IN);
+    Ok(if waits.is_ok() { Some(dup(stdin)?) } else { None })
 }
 
 /// Binds the socket for connections to the guest, and connects the guest to the host's sockets. The

@@ -1,7 +1,8 @@
 //! What the threads that a guest drives may do.
 
-use std::fs::{read_dir, read_to_string, remove_file};
+use std::fs::{File, OpenOptions, read_dir, read_to_string, remove_file};
 use std::path::Path;
+use std::process::Stdio;
 
 use firn_captive::Gate;
 use rustix::process::geteuid;
@@ -61,6 +62,26 @@ fn threads_have_the_privileges_of_their_role() {
     let process = Process::with(&["--level", "Off", "--no-seccomp"]);
     player.boot(&process);
     assert!(threads(&process).iter().all(|(_, _, [seccomp, ..])| seccomp == "0"));
+}
+
+/// What is asked about standard input is allowed, whatever it is.
+#[test]
+fn a_microvm_boots_with_any_standard_input() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let player = Player::new(dir.path());
+    let file =
+        || Stdio::from(File::open(env!("CARGO_MANIFEST_DIR").to_owned() + "/Cargo.toml").unwrap());
+    let terminal = || {
+        let options = OpenOptions::new().read(true).write(true).open("/dev/ptmx");
+        Stdio::from(options.unwrap())
+    };
+    for input in [Stdio::null(), file(), terminal()] {
+        let process = Process::with_input(&["--level", "Off"], input);
+        player.boot(&process);
+    }
 }
 
 /// Each thread makes the call, as a guest that took it over would.

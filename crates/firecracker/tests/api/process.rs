@@ -44,13 +44,18 @@ impl Process {
 
     /// The same with these arguments.
     pub(crate) fn with(words: &[&str]) -> Self {
+        Self::with_input(words, Stdio::piped())
+    }
+
+    /// The same with this standard input.
+    pub(crate) fn with_input(words: &[&str], input: Stdio) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("api.sock");
         let mut child = command()
             .arg("--api-sock")
             .arg(&socket)
             .args(words)
-            .stdin(Stdio::piped())
+            .stdin(input)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();

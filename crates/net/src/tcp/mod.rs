@@ -385,7 +385,9 @@ impl TcpFlow {
 
     /// Ends the flow when both directions have ended and the guest knows.
     fn end_if_complete(&mut self) {
-        if self.from_guest.shut && self.to_guest.fin_acked && !self.ack_due {
+        // A socket that is closed with bytes in it resets the connection.
+        let is_removed = !self.to_guest.is_consumed;
+        if self.from_guest.shut && self.to_guest.fin_acked && is_removed && !self.ack_due {
             self.phase = Phase::Over;
         }
     }

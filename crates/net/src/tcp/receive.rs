@@ -186,6 +186,7 @@ impl TcpFlow {
                 self.reset_guest();
                 return;
             }
+            self.end_if_complete();
         }
         if self.from_guest.unwritten_len > 0 {
             self.write_burst(burst, shared);

@@ -1,4 +1,5 @@
 use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -113,8 +114,12 @@ impl Bench {
         let frames = [segment.payload];
         let burst = Burst::new(&frames, 0);
         self.flow.segment(segment, burst, self.now, &mut self.shared);
-        if self.flow.is_in_burst() {
+        if self.flow.is_in_burst() && !self.flow.is_over() {
             self.flow.end_burst(burst, &mut self.shared);
+        }
+        // As the table does.
+        if self.flow.is_over() {
+            self.flow.close(&mut self.shared);
         }
     }
 
@@ -220,6 +225,21 @@ fn three_duplicate_acks_bring_back_what_is_lost_once() {
     assert_eq!(bench.shared.counters.retransmissions, 1);
     bench.ack(21, 60_000);
     assert_eq!(bench.flow.deadline(), None);
+}
+
+#[test]
+fn a_host_whose_end_the_guest_acknowledges_is_not_reset() {
+    let mut bench = Bench::open();
+    bench.guest_sends(&Segment { fin: true, ..segment(1, b"") });
+    assert_eq!(bench.made().unwrap().ack, 2);
+    bench.host_sends(b"answer");
+    bench.host.shutdown(Shutdown::Write).unwrap();
+    bench.event(EventFlags::IN | EventFlags::RDHUP);
+    while bench.made().is_some_and(|made| made.flags != "FA") {}
+    let all = Segment { ack: Some(FIRST + 8), ..segment(2, b"") };
+    bench.guest_sends(&all);
+    assert!(bench.flow.is_over());
+    assert_eq!(bench.host.read(&mut [0]).unwrap(), 0);
 }
 
 #[test]
@@ -393,7 +413,7 @@ fn a_reset_outside_the_window_is_ignored() {
 #[test]
 fn both_ends_complete_a_connection() {
     let mut bench = Bench::open();
-    bench.host.shutdown(std::net::Shutdown::Write).unwrap();
+    bench.host.shutdown(Shutdown::Write).unwrap();
     bench.event(EventFlags::IN);
     assert_eq!(bench.made().unwrap().flags, "FA");
     bench.ack(2, 60_000);
@@ -413,7 +433,7 @@ fn the_hosts_end_is_sent_again_soon() {
     let mut bench = Bench::open();
     bench.guest_sends(&Segment { fin: true, ..segment(1, b"") });
     assert_eq!(bench.made().unwrap().ack, 2);
-    bench.host.shutdown(std::net::Shutdown::Write).unwrap();
+    bench.host.shutdown(Shutdown::Write).unwrap();
     bench.event(EventFlags::IN);
     assert_eq!(bench.made().unwrap().flags, "FA");
     assert_eq!(bench.time_out().unwrap(), Duration::from_millis(500));

@@ -172,7 +172,9 @@ impl Unacked {
         let is_due = rest == 0 || (*acked >= rest && *acked >= LEAST);
         while is_due && *acked > 0 {
             // A TCP socket writes nothing to it, so it has no memory.
-            shared.discarded.resize(DISCARD, 0);
+            if shared.discarded.is_empty() {
+                shared.discarded = vec![0; DISCARD];
+            }
             let part = &mut shared.discarded[..DISCARD.min(*acked)];
             let flags = RecvFlags::TRUNC | RecvFlags::DONTWAIT;
             match retry_on_intr(|| recv(socket, &mut *part, flags))?.0 {

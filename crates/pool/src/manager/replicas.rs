@@ -269,7 +269,10 @@ impl Shared {
             let made = returned.or_else(|| self.one_more(&name)).and_then(|replica| {
                 let mut budget = Pace::budget();
                 let stopped = || {
-                    self.pace.yield_to_starts(&mut budget);
+                    // A start may wait for this to stop.
+                    if !stop.load(Ordering::Relaxed) {
+                        self.pace.yield_to_starts(&mut budget);
+                    }
                     stop.load(Ordering::Relaxed)
                 };
                 let is_current = || self.is_current(&replica);
