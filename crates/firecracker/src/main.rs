@@ -71,8 +71,8 @@ fn run(args: &Args) -> Exit {
     let (vmm, vmm_thread) = Vmm::new();
     let metrics = Metrics::default();
     let mmds_limit = args.mmds_size_limit.unwrap_or(limit);
-    let (id, confined) = (args.id.clone(), !args.no_seccomp);
-    let mut controller = Controller::new(id, vmm, metrics.clone(), mmds_limit, confined);
+    let (id, confine) = (args.id.clone(), !args.no_seccomp);
+    let mut controller = Controller::new(id, vmm, metrics.clone(), mmds_limit, confine);
     if let Err(fault) = configure(&mut controller, args) {
         return failed(Exit::Failure, &fault.message);
     }
@@ -99,14 +99,13 @@ fn run(args: &Args) -> Exit {
             let exit = failed(Exit::Configuration, &fault.message);
             end(exit);
         }
-        let Some(listener) = listener else { flushed.keep_flushing() };
         let Err(error) = api::serve(listener, limit, controller, flushed);
         end(failed(Exit::Failure, &error_chain(&error)));
     };
     if let Err(error) = std::thread::Builder::new().name("fc_api".to_owned()).spawn(control) {
         return failed(Exit::Failure, &format!("cannot start the thread of the API: {error}"));
     }
-    let exit = vmm_thread.serve(confined);
+    let exit = vmm_thread.serve(confine);
     // The file may be full.
     let _ = metrics.flush();
     exit

@@ -5,6 +5,7 @@
 //! on request and at the end.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use thiserror::Error;
 use crate::logger;
 
 /// The time between two flushes.
-pub(crate) const PERIOD: Duration = Duration::from_secs(60);
+const PERIOD: Duration = Duration::from_secs(60);
 
 /// Where the metrics go.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -217,10 +218,10 @@ impl Metrics {
         Ok(())
     }
 
-    /// Flushes every minute, in this thread.
-    pub(crate) fn keep_flushing(&self) -> ! {
+    /// Flushes every minute.
+    pub(crate) async fn keep_flushing(self) -> Infallible {
         loop {
-            std::thread::sleep(PERIOD);
+            tokio::time::sleep(PERIOD).await;
             // The next one may succeed.
             let _ = self.flush();
         }

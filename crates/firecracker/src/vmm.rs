@@ -107,13 +107,13 @@ impl Vmm {
 }
 
 impl VmmThread {
-    /// Waits for the microVM's start, and serves it to its end. If it is confined, this thread,
-    /// and those of the vCPUs, lose their privileges first, and open nothing from then on.
-    pub(crate) fn serve(self, confined: bool) -> Exit {
+    /// Waits for the microVM's start, and serves it to its end. With `confine` this thread, and
+    /// those of the vCPUs, lose their privileges first, and open nothing from then on.
+    pub(crate) fn serve(self, confine: bool) -> Exit {
         // While the first requests come.
         let device = open_kvm_device(KVM_DEVICE.as_ref());
         let mut kvm = Some(open_kvm(&device));
-        if confined {
+        if confine {
             let code = Exit::SystemCall.code().into();
             jail::prepare();
             if let Err(error) = jail::confine_thread(ThreadRole::Serve, code) {

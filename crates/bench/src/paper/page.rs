@@ -28,7 +28,7 @@ use crate::traces::load;
 
 const BEGIN: &str = "<!-- ";
 const CLOSE: &str = " -->";
-const END: &str = "<!-- end -->";
+pub(super) const END: &str = "<!-- end -->";
 /// The columns of a table that has a row for each budget.
 const CARRIED: &str = "microVMs";
 const TO_CHEAPEST: &str = "to the cheapest";
@@ -85,7 +85,7 @@ fn fill(page: &str, mut read: impl FnMut(&str) -> io::Result<String>) -> Result<
 }
 
 /// The text of a comment that names an experiment, by its paper.
-fn table_name(line: &str) -> Option<&str> {
+pub(super) fn table_name(line: &str) -> Option<&str> {
     let comment = line.trim_end().strip_prefix(BEGIN)?.strip_suffix(CLOSE)?;
     let papers = ["pass-", "faasnap-", "snapbpf-", "systor-"];
     papers.iter().any(|paper| comment.starts_with(paper)).then_some(comment)

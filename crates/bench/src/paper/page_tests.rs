@@ -29,7 +29,7 @@ fn tables_of_documents_are_those_of_the_committed_results() {
         });
         let made = made.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let name = path.display();
-        let numbers = sentences::check(&made, table_name);
+        let numbers = sentences::check(&made);
         if std::env::var_os(WRITE).is_some() {
             fs::write(&path, &made).unwrap();
         } else {

@@ -22,6 +22,8 @@
 
 use std::collections::BTreeMap;
 
+use super::page::{END, table_name};
+
 const BEGIN: &str = "<!-- numbers";
 const UNITS: [&str; 11] = ["ms", "s", "µs", "ns", "%", "KiB", "MiB", "GiB", "MB", "GB", "times"];
 /// What stands between numbers that share a unit.
@@ -45,18 +47,15 @@ struct Section<'a> {
 }
 
 /// Compares the numbers in the sentences of a page. The error is one line for each number that is
-/// wrong, in no sentence or not derived. `table` is the name of the table that a line begins.
-pub(super) fn check<'a>(
-    page: &'a str,
-    table: impl Fn(&'a str) -> Option<&'a str>,
-) -> Result<(), String> {
-    let sections = parse(page, table);
+/// wrong, in no sentence or not derived.
+pub(super) fn check(page: &str) -> Result<(), String> {
+    let sections = parse(page);
     let with_results = sections.iter().filter(|section| !section.tables.is_empty());
     let errors: Vec<String> = with_results.flat_map(|section| section.errors(&sections)).collect();
     if errors.is_empty() { Ok(()) } else { Err(errors.join("\n")) }
 }
 
-fn parse<'a>(page: &'a str, table: impl Fn(&'a str) -> Option<&'a str>) -> Vec<Section<'a>> {
+fn parse(page: &str) -> Vec<Section<'_>> {
     let mut sections = Vec::new();
     let mut section = Section::default();
     let mut lines = page.lines();
@@ -67,11 +66,11 @@ fn parse<'a>(page: &'a str, table: impl Fn(&'a str) -> Option<&'a str>) -> Vec<S
             sections.push(std::mem::take(&mut section));
         } else if line == BEGIN {
             section.numbers.extend(lines.by_ref().take_while(|line| *line != "-->"));
-        } else if let Some(name) = table(line) {
-            let made = lines.by_ref().take_while(|line| !line.ends_with("end -->"));
-            let cells = |line: &'a str| line.trim_matches('|').split('|').map(str::trim).collect();
-            let mut rows: Vec<Vec<&str>> =
-                made.filter(|line| line.starts_with('|')).map(cells).collect();
+        } else if let Some(name) = table_name(line) {
+            let made = lines.by_ref().take_while(|line| *line != END);
+            let made = made.filter(|line| line.starts_with('|'));
+            let made = made.map(|line| line.trim_matches('|').split('|').map(str::trim).collect());
+            let mut rows: Vec<Vec<&str>> = made.collect();
             if rows.len() > 2 {
                 let head = rows.drain(..2).next().unwrap_or_default();
                 section.tables.push(Table { name, head, rows });

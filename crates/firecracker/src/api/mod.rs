@@ -30,7 +30,7 @@ use crate::controller::{Answer, Controller};
 use crate::fault::Fault;
 use crate::log;
 use crate::logger::Level;
-use crate::metrics::{self, Metrics};
+use crate::metrics::Metrics;
 
 /// The most connections at once; further ones are closed.
 const MAX_CONNECTIONS: usize = 64;
@@ -64,28 +64,22 @@ pub(crate) fn bind(path: &Path) -> Result<UnixListener, ApiError> {
     Ok(listener)
 }
 
-/// Serves the API in this thread, and flushes the metrics, until the process ends. A body has at
-/// most `limit` bytes.
+/// Serves the API in this thread, if there is a listener, and flushes the metrics, until the
+/// process ends. A body has at most `limit` bytes.
 pub(crate) fn serve(
-    listener: UnixListener,
+    listener: Option<UnixListener>,
     limit: usize,
     controller: Controller,
     metrics: Metrics,
 ) -> Result<Infallible, ApiError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(ApiError::Serve)?;
-    let (controller, answered) = (RefCell::new(controller), Cell::new(false));
-    let shared = Rc::new(Shared { controller, answered, limit });
+    let shared = Rc::new(Shared { controller: RefCell::new(controller), limit });
     let connections = Rc::new(Cell::new(0));
     let local = tokio::task::LocalSet::new();
     local.block_on(&runtime, async {
-        tokio::task::spawn_local(async move {
-            loop {
-                tokio::time::sleep(metrics::PERIOD).await;
-                // The next one may succeed.
-                let _ = metrics.flush();
-            }
-        });
+        let Some(listener) = listener else { return Ok(metrics.keep_flushing().await) };
+        tokio::task::spawn_local(metrics.keep_flushing());
         let listener = tokio::net::UnixListener::from_std(listener).map_err(ApiError::Serve)?;
         loop {
             // What fails is the connection of a client that has gone, or descriptors are short;
@@ -137,15 +131,13 @@ impl Drop for Open {
 
 struct Shared {
     controller: RefCell<Controller>,
-    /// Whether there was an answer.
-    answered: Cell<bool>,
     limit: usize,
 }
 
 impl Shared {
-    /// Confines this thread when the first answer is on its way.
+    /// Confines this thread, if that is to be done, when an answer is on its way.
     fn confine_after(self: Rc<Self>) {
-        if !self.answered.replace(true) {
+        if self.controller.borrow().is_to_be_confined() {
             tokio::task::spawn_local(async move {
                 // A start has the error.
                 let _ = self.controller.borrow_mut().confine();

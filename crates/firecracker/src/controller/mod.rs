@@ -47,7 +47,7 @@ pub(crate) struct Controller {
     metrics: Metrics,
     config: VmConfig,
     /// Whether this thread has still to be confined.
-    unconfined: bool,
+    confine: bool,
     /// Whether there was a resource that a load does not allow before it.
     configured: bool,
     running: Option<Running>,
@@ -73,20 +73,21 @@ enum MemorySource {
 }
 
 impl Controller {
-    /// A microVM without resources. Its metadata has at most `mmds_limit` bytes.
+    /// A microVM without resources. Its metadata has at most `mmds_limit` bytes. `confine` is
+    /// whether the thread that carries out requests is to be confined.
     pub(crate) fn new(
         id: String,
         vmm: Vmm,
         metrics: Metrics,
         mmds_limit: usize,
-        confined: bool,
+        confine: bool,
     ) -> Self {
         Self {
             id,
             vmm,
             metrics,
             config: VmConfig::default(),
-            unconfined: confined,
+            confine,
             configured: false,
             running: None,
             mmds: MetadataStore::with_limit(mmds_limit),
@@ -96,11 +97,16 @@ impl Controller {
     /// Takes from this thread what it does not need to serve clients, unless that was done. Before
     /// a guest runs it has to be, and the thread's first answer does not wait for it.
     pub(crate) fn confine(&mut self) -> Result<(), StartError> {
-        if self.unconfined {
+        if self.confine {
             jail::confine_thread(ThreadRole::Open, Exit::SystemCall.code().into())?;
-            self.unconfined = false;
+            self.confine = false;
         }
         Ok(())
+    }
+
+    /// Whether [`Controller::confine`] has something to do.
+    pub(crate) const fn is_to_be_confined(&self) -> bool {
+        self.confine
     }
 
     /// Carries out a request.

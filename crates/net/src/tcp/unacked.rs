@@ -61,6 +61,44 @@ impl Stage {
         count
     }
 
+    /// Copies the bytes of a socket from `offset` on to `out`, as [`Unacked::read`] does. `turn` is
+    /// the flow's.
+    fn read(
+        &mut self,
+        socket: impl AsFd,
+        turn: &mut u64,
+        offset: usize,
+        (out, more): (&mut [u8], usize),
+    ) -> Result<usize, Errno> {
+        if *turn != 0 && *turn != self.turn {
+            // Another flow has taken its place.
+            set_peek_offset(&socket, i32::try_from(offset).unwrap_or(i32::MAX))?;
+            *turn = 0;
+        }
+        let staged = if *turn == 0 { 0 } else { self.take(out) };
+        if staged == out.len() {
+            return Ok(staged);
+        }
+        let out = &mut out[staged..];
+        let wanted = out.len().saturating_add(more).min(STAGE);
+        let read = if out.len() >= LARGE || wanted == out.len() {
+            *turn = 0;
+            peek(&socket, out)
+        } else {
+            self.turn += 1;
+            *turn = self.turn;
+            self.next = 0;
+            self.bytes.resize(wanted, 0);
+            let read = peek(&socket, &mut self.bytes);
+            self.bytes.truncate(read.unwrap_or_default());
+            read.map(|_| self.take(out))
+        };
+        match read {
+            Err(Errno::AGAIN) if staged > 0 => Ok(staged),
+            read => Ok(staged + read?),
+        }
+    }
+
     /// Frees its memory.
     pub(crate) fn trim(&mut self) {
         self.bytes = Vec::new();
@@ -104,34 +142,7 @@ impl Unacked {
         let queue = match (self, &mut *end) {
             (Self::Queue(queue), _) => queue,
             (Self::Socket { acked, turn }, End::Socket(socket)) => {
-                let stage = &mut shared.stage;
-                if *turn != 0 && *turn != stage.turn {
-                    // Another flow has taken its place.
-                    set_peek_offset(&*socket, i32::try_from(*acked + offset).unwrap_or(i32::MAX))?;
-                    *turn = 0;
-                }
-                let staged = if *turn == 0 { 0 } else { stage.take(out) };
-                if staged == out.len() {
-                    return Ok(staged);
-                }
-                let out = &mut out[staged..];
-                let wanted = out.len().saturating_add(more).min(STAGE);
-                let read = if out.len() >= LARGE || wanted == out.len() {
-                    *turn = 0;
-                    peek(&*socket, out)
-                } else {
-                    stage.turn += 1;
-                    *turn = stage.turn;
-                    stage.next = 0;
-                    stage.bytes.resize(wanted, 0);
-                    let read = peek(&*socket, &mut stage.bytes);
-                    stage.bytes.truncate(read.unwrap_or_default());
-                    read.map(|_| stage.take(out))
-                };
-                return match read {
-                    Err(Errno::AGAIN) if staged > 0 => Ok(staged),
-                    read => Ok(staged + read?),
-                };
+                return shared.stage.read(&*socket, turn, *acked + offset, (out, more));
             }
             (Self::Socket { .. }, End::Metadata(_)) => return Err(Errno::AGAIN),
         };
