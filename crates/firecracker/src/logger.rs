@@ -145,9 +145,9 @@ pub(crate) fn configure(config: &LoggerConfig) -> io::Result<()> {
     Ok(())
 }
 
-/// The lines that were dropped since the last call.
-pub(crate) fn take_missed() -> u64 {
-    std::mem::take(&mut LOGGER.lock().missed)
+/// The lines that were not written.
+pub(crate) fn missed() -> u64 {
+    LOGGER.lock().missed
 }
 
 /// Writes a line; see [`log!`](crate::log).

@@ -27,6 +27,7 @@ use clap::Parser;
 use clap::error::ErrorKind;
 use firn_base::error_chain;
 use firn_run::jail;
+use rustix::time::ClockId;
 use serde_json::{Map, Value};
 
 use crate::api::Request;
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Exit {
+    let begin = StartTimes::now(ClockId::Monotonic);
     if args.version {
         print(&format!("{APP_NAME} v{VERSION}\n\nfirn {}", env!("CARGO_PKG_VERSION")));
         return Exit::Success;
@@ -68,8 +70,8 @@ fn run(args: &Args) -> Exit {
         return failed(Exit::Failure, &error_chain(&error));
     }
     let limit = args.http_api_max_payload_size;
-    let (vmm, vmm_thread) = Vmm::new();
     let metrics = Metrics::default();
+    let (vmm, vmm_thread) = Vmm::new(metrics.clone());
     let mmds_limit = args.mmds_size_limit.unwrap_or(limit);
     let (id, confine) = (args.id.clone(), !args.no_seccomp);
     let mut controller = Controller::new(id, vmm, metrics.clone(), mmds_limit, confine);
@@ -87,9 +89,9 @@ fn run(args: &Args) -> Exit {
         Err(error) => return failed(Exit::Failure, &error_chain(&error)),
     };
     metrics.started(StartTimes {
-        wall: args.start_time_us,
-        cpu: args.start_time_cpu_us,
-        parent_cpu: args.parent_cpu_time_us,
+        wall: args.start_time_us.unwrap_or(begin),
+        cpu: args.start_time_cpu_us.unwrap_or_default(),
+        parent_cpu: args.parent_cpu_time_us.unwrap_or_default(),
     });
     let flushed = metrics.clone();
     let control = move || {

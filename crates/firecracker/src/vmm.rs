@@ -5,6 +5,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
 
 use firn_base::{ErrorChain, error_chain};
 use firn_memory::GuestMemory;
@@ -20,6 +21,7 @@ use thiserror::Error;
 use crate::exit::Exit;
 use crate::log;
 use crate::logger::Level;
+use crate::metrics::Metrics;
 
 /// Why a microVM was not started.
 #[derive(Debug, Error)]
@@ -74,14 +76,23 @@ pub(crate) enum LoadMemory {
     Served(PageFaultHandler, Box<GuestMemory>),
 }
 
-/// A request to start the microVM.
-struct Job {
-    origin: Origin,
-    started: Started,
+/// What the thread of the microVM is to do before it has one.
+enum Job {
+    /// What does not depend on the microVM.
+    Prepare,
+    /// The start.
+    Start { origin: Origin, result: Sender<StartResult> },
 }
 
-/// Gets a handle to the microVM, or why there is none.
-type Started = Sender<Result<Handle, VmmError>>;
+/// A handle to the microVM, and the time that its start took; or why there is none.
+type StartResult = Result<(Handle, Duration), VmmError>;
+
+/// What is done when a microVM starts.
+struct Started {
+    begin: Instant,
+    result: Sender<StartResult>,
+    metrics: Metrics,
+}
 
 /// The thread of the microVM, for the thread that starts it.
 pub(crate) struct Vmm(Sender<Job>);
@@ -89,20 +100,28 @@ pub(crate) struct Vmm(Sender<Job>);
 /// The same, for itself.
 pub(crate) struct VmmThread {
     jobs: Receiver<Job>,
+    metrics: Metrics,
 }
 
 impl Vmm {
-    /// Both ends.
-    pub(crate) fn new() -> (Self, VmmThread) {
+    /// Both ends. `metrics` count what the microVM does.
+    pub(crate) fn new(metrics: Metrics) -> (Self, VmmThread) {
         let (sender, jobs) = channel();
-        (Self(sender), VmmThread { jobs })
+        (Self(sender), VmmThread { jobs, metrics })
     }
 
-    /// Starts the microVM, and returns when it is made. After an error it can be started again.
-    pub(crate) fn start(&self, origin: Origin) -> Result<Handle, VmmError> {
-        let (started, result) = channel();
-        self.0.send(Job { origin, started }).map_err(|_| VmmError::Ended)?;
-        result.recv().map_err(|_| VmmError::Ended)?
+    /// Begins what a start needs in any case. It does not wait for it.
+    pub(crate) fn prepare(&self) {
+        // A thread that has ended makes no microVM.
+        let _ = self.0.send(Job::Prepare);
+    }
+
+    /// Starts the microVM, and returns when it is made, with the time that this took its thread.
+    /// After an error it can be started again.
+    pub(crate) fn start(&self, origin: Origin) -> StartResult {
+        let (result, started) = channel();
+        self.0.send(Job::Start { origin, result }).map_err(|_| VmmError::Ended)?;
+        started.recv().map_err(|_| VmmError::Ended)?
     }
 }
 
@@ -121,7 +140,13 @@ impl VmmThread {
                 return Exit::Failure;
             }
         }
-        while let Ok(Job { origin, started }) = self.jobs.recv() {
+        while let Ok(job) = self.jobs.recv() {
+            let Job::Start { origin, result } = job else {
+                kvm.iter().flatten().for_each(OpenKvm::create_in_advance);
+                continue;
+            };
+            let metrics = self.metrics.clone();
+            let started = Started { begin: Instant::now(), result, metrics };
             let kvm = kvm.take().unwrap_or_else(|| open_kvm(&device));
             let ended = kvm.and_then(|kvm| match origin {
                 Origin::Boot(config) => boot(*config, kvm, &started),
@@ -130,7 +155,7 @@ impl VmmThread {
             match ended {
                 Ok(ended) => return exit(ended),
                 // The thread that started it waits for this.
-                Err(error) => drop(started.send(Err(error))),
+                Err(error) => drop(started.result.send(Err(error))),
             }
         }
         // There is nothing that could start one.
@@ -191,9 +216,12 @@ impl Load {
 }
 
 fn serve(microvm: &mut Microvm, started: &Started) -> Result<End, RunError> {
+    let Started { begin, result, metrics } = started;
+    metrics.watch(microvm.handle());
     // A thread that has ended wants no handle.
-    let _ = started.send(Ok(microvm.handle()));
+    let _ = result.send(Ok((microvm.handle(), begin.elapsed())));
     let end = microvm.run();
+    metrics.ended(microvm.counters());
     for error in microvm.device_errors() {
         log!(Level::Error, "{error}");
     }

@@ -93,30 +93,41 @@ impl Bus {
     /// Handles a read of a port. Without a device it returns all ones, as on a PC.
     pub(crate) fn port_read(&self, port: u16, data: &mut [u8]) {
         data.fill(0xff);
-        let [byte] = data else {
-            if port == layout::SLEEP_STATUS_PORT {
-                data.fill(0);
-            }
-            return;
-        };
         if let Some(offset) = serial_offset(port) {
-            *byte = self.serial().read(offset);
+            let mut serial = self.serial();
+            match data {
+                [byte] => *byte = serial.read(offset),
+                _ => serial.events().count(|counters| counters.invalid_reads += 1),
+            }
             return;
         }
         match (port, self.keyboard()) {
-            (layout::SLEEP_STATUS_PORT, _) => *byte = 0,
-            (layout::KEYBOARD_DATA_PORT, Some(mut keyboard)) => *byte = keyboard.read(),
-            (layout::KEYBOARD_COMMAND_PORT, Some(keyboard)) => *byte = keyboard.status(),
+            (layout::SLEEP_STATUS_PORT, _) => data.fill(0),
+            (layout::KEYBOARD_DATA_PORT | layout::KEYBOARD_COMMAND_PORT, Some(mut keyboard)) => {
+                let [byte] = data else {
+                    keyboard.counters.invalid_reads += 1;
+                    return;
+                };
+                keyboard.counters.reads += 1;
+                let is_data = port == layout::KEYBOARD_DATA_PORT;
+                *byte = if is_data { keyboard.read() } else { keyboard.status() };
+            }
             _ => {}
         }
     }
 
     /// Handles a write to a port.
     pub(crate) fn port_write(&self, port: u16, data: &[u8]) -> Option<PowerRequest> {
-        let [byte] = *data else { return None };
+        let [byte] = *data else {
+            self.count_invalid_write(port);
+            return None;
+        };
         if let Some(offset) = serial_offset(port) {
+            let mut serial = self.serial();
             // The only error is an interrupt that cannot be raised; the guest also polls.
-            let _ = self.serial().write(offset, byte);
+            if serial.write(offset, byte).is_err() {
+                serial.events().count(|counters| counters.failures += 1);
+            }
             return None;
         }
         let sleep_type = (byte >> 2) & 0b111;
@@ -128,13 +139,29 @@ impl Bus {
             }
             layout::RESET_PORT if byte == acpi::RESET_VALUE => Some(PowerRequest::Reset),
             layout::KEYBOARD_DATA_PORT => {
-                self.keyboard()?.write(byte);
+                let mut keyboard = self.keyboard()?;
+                keyboard.counters.writes += 1;
+                keyboard.write(byte);
                 None
             }
             layout::KEYBOARD_COMMAND_PORT => {
-                self.keyboard()?.command(byte).then_some(PowerRequest::Reset)
+                let mut keyboard = self.keyboard()?;
+                keyboard.counters.writes += 1;
+                let resets = keyboard.command(byte);
+                keyboard.counters.resets += u64::from(resets);
+                resets.then_some(PowerRequest::Reset)
             }
             _ => None,
+        }
+    }
+
+    fn count_invalid_write(&self, port: u16) {
+        let is_keyboard =
+            [layout::KEYBOARD_DATA_PORT, layout::KEYBOARD_COMMAND_PORT].contains(&port);
+        if serial_offset(port).is_some() {
+            self.serial().events().count(|counters| counters.invalid_writes += 1);
+        } else if let Some(mut keyboard) = self.keyboard().filter(|_| is_keyboard) {
+            keyboard.counters.invalid_writes += 1;
         }
     }
 

@@ -4,8 +4,8 @@ use parking_lot::Mutex;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{Bus, MmioDevice, PowerRequest};
-use crate::console::{Console, SerialRegisters};
-use crate::i8042::{Keyboard, KeyboardState};
+use crate::console::{Console, SerialCounters, SerialRegisters};
+use crate::i8042::{Keyboard, KeyboardCounters, KeyboardState};
 
 #[derive(Default)]
 struct Recorder {
@@ -100,6 +100,12 @@ fn a_keyboard_controller_answers_at_its_ports() {
     bus.port_write(0x64, &[0xaa]);
     assert_eq!(read(&bus, 0x64) & 1, 1);
     assert_eq!(read(&bus, 0x60), 0x55);
+    bus.port_read(0x60, &mut [0; 2]);
+    bus.port_write(0x64, &[0; 2]);
+    bus.port_write(0x64, &[0xfe]);
+    let expected =
+        KeyboardCounters { reads: 3, writes: 2, invalid_reads: 1, invalid_writes: 1, resets: 1 };
+    assert_eq!(bus.keyboard().unwrap().counters, expected);
     assert_eq!(read(&bus_with(None).0, 0x64), 0xff);
 }
 
@@ -113,4 +119,12 @@ fn serial_output_is_kept() {
     let mut odd = [0u8; 2];
     bus.port_read(0x3f8, &mut odd);
     assert_eq!(odd, [0xff; 2]);
+    assert_eq!(bus.port_write(0x3f8, &odd), None);
+    let expected = SerialCounters {
+        writes: 17,
+        invalid_reads: 1,
+        invalid_writes: 1,
+        ..SerialCounters::default()
+    };
+    assert_eq!(bus.serial().events().counters(), expected);
 }

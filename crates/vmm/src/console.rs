@@ -1,6 +1,7 @@
 //! The serial console: a 16550 at COM1. Its last output is kept for error reports, and copied to a
 //! file.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
@@ -95,24 +96,64 @@ impl Trigger for SerialIrq {
     }
 }
 
-/// Signals that the guest has read all input, where something waits for that.
-pub(crate) struct InputRoom(pub(crate) Option<EventFd>);
+/// The bytes of a serial port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SerialCounters {
+    /// Bytes that the guest read.
+    pub reads: u64,
+    /// Bytes that it wrote.
+    pub writes: u64,
+    /// Bytes that it wrote and the console did not take.
+    pub lost: u64,
+    /// Reads of another size than a byte.
+    pub invalid_reads: u64,
+    /// Writes of another size than a byte.
+    pub invalid_writes: u64,
+    /// Accesses that failed, such as by an interrupt that could not be raised.
+    pub failures: u64,
+}
 
-impl SerialEvents for InputRoom {
-    fn buffer_read(&self) {}
+/// What happens at a serial port. It signals that the guest has read all input, where something
+/// waits for that.
+pub(crate) struct PortEvents {
+    room: Option<EventFd>,
+    counters: Cell<SerialCounters>,
+}
 
-    fn out_byte(&self) {}
+impl PortEvents {
+    /// What was counted.
+    pub(crate) fn counters(&self) -> SerialCounters {
+        self.counters.get()
+    }
 
-    fn tx_lost_byte(&self) {}
+    pub(crate) fn count(&self, count: impl FnOnce(&mut SerialCounters)) {
+        let mut counters = self.counters.get();
+        count(&mut counters);
+        self.counters.set(counters);
+    }
+}
+
+impl SerialEvents for PortEvents {
+    fn buffer_read(&self) {
+        self.count(|counters| counters.reads += 1);
+    }
+
+    fn out_byte(&self) {
+        self.count(|counters| counters.writes += 1);
+    }
+
+    fn tx_lost_byte(&self) {
+        self.count(|counters| counters.lost += 1);
+    }
 
     fn in_buffer_empty(&self) {
         // The write fails only when the counter is full; the event is pending then.
-        let _ = self.0.as_ref().map(|event| event.write(1));
+        let _ = self.room.as_ref().map(|event| event.write(1));
     }
 }
 
 /// The device behind the serial ports.
-pub(crate) type SerialPort = Serial<SerialIrq, InputRoom, Console>;
+pub(crate) type SerialPort = Serial<SerialIrq, PortEvents, Console>;
 
 /// The registers of the serial port, as a snapshot contains them.
 /// Part of the machine state: a change needs a new machine-state version.
@@ -178,7 +219,8 @@ impl SerialRegisters {
             scratch: self.scratch,
             in_buffer: self.in_buffer,
         };
-        Serial::from_state(&state, SerialIrq(irq), InputRoom(room), console)
+        let events = PortEvents { room, counters: Cell::default() };
+        Serial::from_state(&state, SerialIrq(irq), events, console)
             .map_err(|_| SerialStateError(state.in_buffer.len()))
     }
 }

@@ -85,11 +85,28 @@ pub enum CtrlAltDelError {
     Full,
 }
 
+/// The accesses of a guest to a keyboard controller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeyboardCounters {
+    /// Reads of a byte.
+    pub reads: u64,
+    /// Writes of a byte.
+    pub writes: u64,
+    /// Reads of another size.
+    pub invalid_reads: u64,
+    /// Writes of another size.
+    pub invalid_writes: u64,
+    /// Writes that reset the machine.
+    pub resets: u64,
+}
+
 /// The controller.
 #[derive(Debug)]
 pub(crate) struct Keyboard {
     state: KeyboardState,
     irq: EventFd,
+    /// Counted by the bus.
+    pub(crate) counters: KeyboardCounters,
 }
 
 impl Keyboard {
@@ -98,7 +115,7 @@ impl Keyboard {
         if state.buffer.len() > CAPACITY {
             return Err(KeyboardStateError(state.buffer.len()));
         }
-        let keyboard = Self { state, irq };
+        let keyboard = Self { state, irq, counters: KeyboardCounters::default() };
         keyboard.interrupt();
         Ok(keyboard)
     }

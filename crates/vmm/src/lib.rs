@@ -15,6 +15,7 @@ mod bus;
 mod config;
 mod console;
 mod control;
+mod counters;
 mod cow;
 mod i8042;
 mod inspect;
@@ -34,11 +35,12 @@ pub use config::{
     BootConfig, CpuChoice, Devices, Drive, DriveDisk, GUEST_CID, HostConfig, MAX_VCPUS, MmioWindow,
     NETWORK, NetworkDevice, OVERLAY_DRIVE, OverlayBase, ROOT_DRIVE, Scratch, SizeError,
 };
-pub use console::{Console, SerialStateError};
+pub use console::{Console, SerialCounters, SerialStateError};
 pub use control::{
     ControlClient, ControlError, ControlServerError, Request, Response, Status, serve_control,
 };
-pub use i8042::{CtrlAltDelError, KeyboardStateError};
+pub use counters::{Counters, DeviceCounters, Timed};
+pub use i8042::{CtrlAltDelError, KeyboardCounters, KeyboardStateError};
 pub use inspect::{
     AttributionControl, AttributionError, FaultAttribution, FreePagesError, GuestTimeError,
     GuestTimeTotals, TracepointFormat, Tracepoints, fault_attribution, free_pages,
@@ -56,9 +58,11 @@ pub use microvm::{
 pub use open_file::{OpenFile, OpenFileError};
 pub use state::DecodeStateError;
 pub use vcpu::state::{RestoreVcpuError, SaveVcpuError};
-pub use vcpu::{VcpuFailure, VcpuThreadError};
+pub use vcpu::{ExitCounters, VcpuFailure, VcpuThreadError};
 pub use virtio::{
-    BalloonConfig, BalloonStatistics, BindVsockError, DiskCache, Metadata, Network, NetworkConfig,
-    NetworkEnd, OpenDiskError, OpenTapError, RateLimit, RateLimiter, TokenBucket, VsockBroker,
-    VsockConnector, VsockListener, is_in_memory, open_tap, scratch_file,
+    BackendCounters, BalloonConfig, BalloonCounters, BalloonStatistics, BindVsockError, DiskCache,
+    DiskCounters, EntropyCounters, LimiterCounters, Metadata, Network, NetworkConfig,
+    NetworkCounters, NetworkEnd, OpenDiskError, OpenTapError, QueueCounters, RateLimit,
+    RateLimiter, TokenBucket, Traffic, TransportCounters, VsockBroker, VsockConnector,
+    VsockCounters, VsockListener, is_in_memory, open_tap, scratch_file,
 };

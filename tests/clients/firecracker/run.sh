@@ -18,8 +18,8 @@ failed=()
 
 # Their patterns are for Firecracker before 1.4 and 1.10.
 sdk_skipped='TestMicroVMExecution.*/TestGetFirecrackerVersion|TestLogAndMetrics/#00|TestLogAndMetrics/Error'
-# Firecracker's snapshot-editor, and all of Firecracker's metrics.
-fctools_skipped=(snapshot_editor installation_verifies metrics_task_can_receive)
+# Firecracker's snapshot-editor.
+fctools_skipped=(snapshot_editor installation_verifies)
 # They wait for a guest that answers the keyboard, the network, a vsock or the balloon.
 needs_linux=(vm_can_shut_down_via_ctrl_alt_del vm_can_take_pipes vm_can_boot_with_simple
     vm_can_boot_with_namespaced vm_tracks_state_with_graceful_exit vmm_can_recv_ctrl_alt_del

@@ -74,12 +74,13 @@ pub(crate) fn serve(
 ) -> Result<Infallible, ApiError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(ApiError::Serve)?;
-    let shared = Rc::new(Shared { controller: RefCell::new(controller), limit });
+    let flushed = metrics.clone();
+    let shared = Rc::new(Shared { controller: RefCell::new(controller), limit, metrics });
     let connections = Rc::new(Cell::new(0));
     let local = tokio::task::LocalSet::new();
     local.block_on(&runtime, async {
-        let Some(listener) = listener else { return Ok(metrics.keep_flushing().await) };
-        tokio::task::spawn_local(metrics.keep_flushing());
+        let Some(listener) = listener else { return Ok(flushed.keep_flushing().await) };
+        tokio::task::spawn_local(flushed.keep_flushing());
         let listener = tokio::net::UnixListener::from_std(listener).map_err(ApiError::Serve)?;
         loop {
             // What fails is the connection of a client that has gone, or descriptors are short;
@@ -99,7 +100,7 @@ pub(crate) fn serve(
                     let shared = shared.clone();
                     async move {
                         let answer = shared.answer(request).await;
-                        shared.confine_after();
+                        shared.settle_after();
                         Ok::<_, Infallible>(answer)
                     }
                 });
@@ -132,15 +133,16 @@ impl Drop for Open {
 struct Shared {
     controller: RefCell<Controller>,
     limit: usize,
+    metrics: Metrics,
 }
 
 impl Shared {
-    /// Confines this thread, if that is to be done, when an answer is on its way.
-    fn confine_after(self: Rc<Self>) {
-        if self.controller.borrow().is_to_be_confined() {
+    /// Does what waits for the first answer, when that is on its way.
+    fn settle_after(self: Rc<Self>) {
+        if !self.controller.borrow().is_settled() {
             tokio::task::spawn_local(async move {
                 // A start has the error.
-                let _ = self.controller.borrow_mut().confine();
+                let _ = self.controller.borrow_mut().settle();
             });
         }
     }
@@ -153,7 +155,12 @@ impl Shared {
             Ok(body) => {
                 let body = body.to_bytes();
                 let request = request::parse(&parts.method, path, &body);
-                request.and_then(|request| self.controller.borrow_mut().handle(request))
+                request.and_then(|request| {
+                    if request.is_deprecated() {
+                        self.metrics.count_deprecated();
+                    }
+                    self.controller.borrow_mut().handle(request)
+                })
             }
             Err(error) if error.is::<LengthLimitError>() => Err(Fault {
                 status: StatusCode::PAYLOAD_TOO_LARGE,
@@ -164,6 +171,9 @@ impl Shared {
             }),
             Err(error) => Err(Fault::new(format!("cannot read the body: {error}"))),
         };
+        if let Some(counter) = request::counter(&parts.method, path) {
+            self.metrics.count(counter, result.is_err());
+        }
         match &result {
             Ok(_) => log!(Level::Info, "The request was executed successfully."),
             Err(Fault { status, message }) => {

@@ -225,29 +225,41 @@ fn named(path: &str, body: &str, field: &'static str) -> Result<(), Fault> {
     Err(Fault::new(format!("{field} is not valid: {body:?} is not the id in the path, {path:?}")))
 }
 
+/// What the metrics count a request as, if they do.
+pub(crate) fn counter(method: &Method, path: &str) -> Option<Counter> {
+    let first = path.split('/').nth(1)?;
+    Some(match (method.as_str(), first) {
+        ("GET", "") => Counter::GetInstance,
+        ("GET", "version") => Counter::GetVersion,
+        ("GET", "machine-config") => Counter::GetMachineConfig,
+        ("GET", "mmds") => Counter::GetMmds,
+        ("PUT", "actions") => Counter::PutActions,
+        ("PUT", "boot-source") => Counter::PutBootSource,
+        ("PUT", "cpu-config") => Counter::PutCpuConfig,
+        ("PUT", "drives") => Counter::PutDrive,
+        ("PUT", "logger") => Counter::PutLogger,
+        ("PUT", "machine-config") => Counter::PutMachineConfig,
+        ("PUT", "metrics") => Counter::PutMetrics,
+        ("PUT", "network-interfaces") => Counter::PutNetwork,
+        ("PUT", "mmds") => Counter::PutMmds,
+        ("PUT", "vsock") => Counter::PutVsock,
+        ("PUT", "serial") => Counter::PutSerial,
+        ("PATCH", "drives") => Counter::PatchDrive,
+        ("PATCH", "network-interfaces") => Counter::PatchNetwork,
+        ("PATCH", "machine-config") => Counter::PatchMachineConfig,
+        ("PATCH", "mmds") => Counter::PatchMmds,
+        _ => return None,
+    })
+}
+
 impl Request {
-    /// What the metrics count it as, if they do.
-    pub(crate) fn counter(&self) -> Option<Counter> {
-        Some(match self {
-            Self::GetInstance => Counter::GetInstance,
-            Self::GetVersion => Counter::GetVersion,
-            Self::GetMachineConfig => Counter::GetMachineConfig,
-            Self::GetMmds => Counter::GetMmds,
-            Self::Act(_) => Counter::PutActions,
-            Self::PutBootSource(_) => Counter::PutBootSource,
-            Self::PutDrive(_) => Counter::PutDrive,
-            Self::PutLogger(_) => Counter::PutLogger,
-            Self::PutMachineConfig(_) => Counter::PutMachineConfig,
-            Self::PutMetrics(_) => Counter::PutMetrics,
-            Self::PutNetwork(_) => Counter::PutNetwork,
-            Self::PutMmds(_) | Self::PutMmdsConfig(_) => Counter::PutMmds,
-            Self::PutVsock(_) => Counter::PutVsock,
-            Self::PutSerial(_) => Counter::PutSerial,
-            Self::PatchDrive(_) => Counter::PatchDrive,
-            Self::PatchNetwork(_) => Counter::PatchNetwork,
-            Self::PatchMachineConfig(_) => Counter::PatchMachineConfig,
-            Self::PatchMmds(_) => Counter::PatchMmds,
-            _ => return None,
-        })
+    /// Whether it has a field that has a new name, or none, in newer versions of the API.
+    pub(crate) fn is_deprecated(&self) -> bool {
+        match self {
+            Self::LoadSnapshot(load) => load.mem_file_path.is_some() || load.enable_diff_snapshots,
+            Self::PutVsock(vsock) => vsock.vsock_id.is_some(),
+            Self::PutMachineConfig(machine) => machine.cpu_template.is_some(),
+            _ => false,
+        }
     }
 }

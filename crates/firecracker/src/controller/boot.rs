@@ -16,7 +16,7 @@ impl Controller {
     /// Boots the microVM.
     pub(super) fn boot(&mut self) -> Result<Answer, Fault> {
         self.before_start()?;
-        self.confine()?;
+        self.settle()?;
         let source = self.config.boot_source.as_ref();
         let source = source.ok_or_else(|| Fault::new("there is no kernel: PUT /boot-source"))?;
         let initramfs = source.initrd_path.as_deref();
@@ -37,7 +37,7 @@ impl Controller {
             host: self.host(&self.config)?,
         };
         let started = self.vmm.start(Origin::Boot(Box::new(config)));
-        let handle = started.inspect_err(|_| unbind(&self.config))?;
+        let (handle, _) = started.inspect_err(|_| unbind(&self.config))?;
         log_kick();
         self.running = Some(Running { handle, paused: false, memory: MemorySource::Boot });
         Ok(Answer::Done)

@@ -7,7 +7,7 @@ mod snapshot;
 
 use std::io;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use firn_memory::planners::parse;
 use firn_net::MetadataStore;
@@ -46,8 +46,10 @@ pub(crate) struct Controller {
     vmm: Vmm,
     metrics: Metrics,
     config: VmConfig,
-    /// Whether this thread has still to be confined.
+    /// Whether this thread is to be confined.
     confine: bool,
+    /// Whether [`Controller::settle`] was called.
+    settled: bool,
     /// Whether there was a resource that a load does not allow before it.
     configured: bool,
     running: Option<Running>,
@@ -88,35 +90,30 @@ impl Controller {
             metrics,
             config: VmConfig::default(),
             confine,
+            settled: false,
             configured: false,
             running: None,
             mmds: MetadataStore::with_limit(mmds_limit),
         }
     }
 
-    /// Takes from this thread what it does not need to serve clients, unless that was done. Before
-    /// a guest runs it has to be, and the thread's first answer does not wait for it.
-    pub(crate) fn confine(&mut self) -> Result<(), StartError> {
+    /// Does once what the first answer does not wait for and a guest needs: prepares its start, and
+    /// takes from this thread what it does not need to serve clients.
+    pub(crate) fn settle(&mut self) -> Result<(), StartError> {
+        if self.settled {
+            return Ok(());
+        }
+        self.vmm.prepare();
         if self.confine {
             jail::confine_thread(ThreadRole::Open, Exit::SystemCall.code().into())?;
-            self.confine = false;
         }
+        self.settled = true;
         Ok(())
     }
 
-    /// Whether [`Controller::confine`] has something to do.
-    pub(crate) const fn is_to_be_confined(&self) -> bool {
-        self.confine
-    }
-
-    /// Carries out a request.
-    pub(crate) fn handle(&mut self, request: Request) -> Result<Answer, Fault> {
-        let counter = request.counter();
-        let result = self.carry_out(request);
-        if let Some(counter) = counter {
-            self.metrics.count(counter, result.is_err());
-        }
-        result
+    /// Whether [`Controller::settle`] was called.
+    pub(crate) const fn is_settled(&self) -> bool {
+        self.settled
     }
 
     /// Sets up all resources of a configuration file, and starts the microVM if it has a kernel.
@@ -141,7 +138,8 @@ impl Controller {
         requests.into_iter().try_for_each(|request| self.handle(request).map(drop))
     }
 
-    fn carry_out(&mut self, request: Request) -> Result<Answer, Fault> {
+    /// Carries out a request.
+    pub(crate) fn handle(&mut self, request: Request) -> Result<Answer, Fault> {
         match request {
             Request::GetInstance => Ok(Answer::Json(self.describe())),
             Request::GetVersion => Ok(Answer::Json(json!({ "firecracker_version": VERSION }))),
@@ -233,12 +231,13 @@ impl Controller {
             VmState::Resumed => (Latency::ResumeVm, false),
         };
         let change = if paused { Microvm::pause } else { resume };
-        call(&running.handle, change)??;
+        let (changed, own) = call(&running.handle, timed(change))?;
+        changed?;
         if !paused {
             log_kick();
         }
         running.paused = paused;
-        self.metrics.took(latency, begin.elapsed());
+        self.metrics.took(latency, begin.elapsed(), own);
         Ok(Answer::Done)
     }
 }
@@ -253,6 +252,17 @@ fn call<T: Send + 'static>(
     request: impl FnOnce(&mut Microvm) -> T + Send + 'static,
 ) -> Result<T, GoneError> {
     handle.call(request)
+}
+
+/// The same request, which also returns the time that it took there.
+fn timed<T>(
+    request: impl FnOnce(&mut Microvm) -> T + Send + 'static,
+) -> impl FnOnce(&mut Microvm) -> (T, Duration) + Send + 'static {
+    move |microvm| {
+        let begin = Instant::now();
+        let result = request(microvm);
+        (result, begin.elapsed())
+    }
 }
 
 /// Clients find out by this line of the log that a guest runs. Its devices looked at their queues

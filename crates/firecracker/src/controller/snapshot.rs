@@ -13,7 +13,9 @@ use firn_vmm::{FreezeError, HostConfig, Microvm, note_of};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::devices::{overridden, unbind};
-use super::{Answer, Controller, MemorySource, NOT_AFTER, Running, call, cannot_open, log_kick};
+use super::{
+    Answer, Controller, MemorySource, NOT_AFTER, Running, call, cannot_open, log_kick, timed,
+};
 use crate::config::{
     BackendType, CreateSnapshot, LoadSnapshot, PlannerChoice, SnapshotType, ValueError, VmConfig,
 };
@@ -59,14 +61,15 @@ impl Controller {
             microvm.set_note(note);
             save(microvm, target, files, served)
         };
-        call(&handle, save)??;
+        let (saved, own) = call(&handle, timed(save))?;
+        saved?;
         memory.sync_all()?;
         state.sync_all()?;
         let latency = match create.snapshot_type {
             SnapshotType::Full => Latency::FullCreateSnapshot,
             SnapshotType::Diff => Latency::DiffCreateSnapshot,
         };
-        self.metrics.took(latency, begin.elapsed());
+        self.metrics.took(latency, begin.elapsed(), own);
         Ok(Answer::Done)
     }
 
@@ -87,7 +90,7 @@ impl Controller {
         if self.running.is_some() {
             return Err(Fault::new(NOT_AFTER));
         }
-        self.confine()?;
+        self.settle()?;
         if self.configured {
             let reason = "only logger, metrics and planner may be configured before";
             return Err(Fault::new(format!("a snapshot cannot be loaded: {reason}")));
@@ -131,7 +134,7 @@ impl Controller {
         let host = HostConfig { advance_clock: load.clock_realtime, ..self.host(&config)? };
         let resumes = load.resume_vm;
         let origin = Origin::Load(Box::new(Load { source, memory, host, tracks, resumes }));
-        let handle = self.vmm.start(origin).inspect_err(|_| unbind(&config))?;
+        let (handle, own) = self.vmm.start(origin).inspect_err(|_| unbind(&config))?;
         self.config = VmConfig {
             logger: self.config.logger.take(),
             metrics: self.config.metrics.take(),
@@ -146,7 +149,7 @@ impl Controller {
             log_kick();
         }
         self.running = Some(Running { handle, paused: !resumes, memory });
-        self.metrics.took(Latency::LoadSnapshot, begin.elapsed());
+        self.metrics.took(Latency::LoadSnapshot, begin.elapsed(), own);
         Ok(Answer::Done)
     }
 

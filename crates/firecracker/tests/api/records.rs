@@ -58,11 +58,52 @@ fn metrics_have_times_and_are_flushed_at_the_end() {
     process.resume();
     process.put("/actions", &json!({ "action_type": "FlushMetrics" }));
     let found = lines(&fs::read_to_string(&file).unwrap());
-    let latencies = found[0]["latencies_us"].as_object().unwrap();
-    let mut names: Vec<_> = latencies.keys().map(String::as_str).collect();
-    names.sort_unstable();
-    assert_eq!(names, ["full_create_snapshot", "pause_vm", "resume_vm"]);
-    assert!(latencies["full_create_snapshot"].as_u64().unwrap() > 0);
+    let latency = |name: &str| found[0]["latencies_us"][name].as_u64().unwrap();
+    for name in ["full_create_snapshot", "pause_vm", "resume_vm"] {
+        let own = latency(&format!("vmm_{name}"));
+        assert!(own > 0 && own <= latency(name), "{found:?}");
+    }
+    assert_eq!((latency("diff_create_snapshot"), latency("vmm_load_snapshot")), (0, 0));
+}
+
+#[test]
+fn metrics_count_what_devices_and_processors_do() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("metrics");
+    let process = Process::with(&["--level", "Off", "--metrics-path", file.to_str().unwrap()]);
+    let disk = dir.path().join("disk");
+    fs::write(&disk, [0; 4096]).unwrap();
+    let drive = json!({ "drive_id": "data", "is_root_device": false, "path_on_host": disk });
+    process.put("/drives/data", &drive);
+    process.refused("PUT", "/drives/data", &json!({ "drive_id": 1 }));
+    Player::new(dir.path()).boot(&process);
+    process.patch("/drives/data", &json!({ "drive_id": "data", "path_on_host": disk }));
+    let flush = json!({ "action_type": "FlushMetrics" });
+    process.put("/actions", &flush);
+    process.put("/actions", &flush);
+    let found = lines(&fs::read_to_string(&file).unwrap());
+    let count = |line: usize, group: &str, name: &str| found[line][group][name].as_u64().unwrap();
+    // The player writes to its console.
+    assert!(count(0, "uart", "write_count") > 0, "{found:?}");
+    assert!(count(0, "vcpu", "exit_io_out") >= count(0, "uart", "write_count"), "{found:?}");
+    let time = &found[0]["vcpu"]["exit_io_out_agg"];
+    let [shortest, longest, sum] =
+        ["min_us", "max_us", "sum_us"].map(|name| time[name].as_u64().unwrap());
+    assert!(shortest <= longest && longest <= sum, "{time}");
+    assert!(count(0, "vmm", "device_events") > 0, "{found:?}");
+    assert_eq!(count(0, "put_api_requests", "drive_count"), 2);
+    assert_eq!(count(0, "put_api_requests", "drive_fails"), 1);
+    for group in ["block", "block_data"] {
+        assert_eq!((count(0, group, "update_count"), count(0, group, "read_count")), (1, 0));
+        assert_eq!(count(1, group, "update_count"), 0);
+    }
+    // The guest has none of these.
+    for (group, name) in [("net", "rx_count"), ("vsock", "conns_added"), ("i8042", "error_count")] {
+        assert_eq!(count(0, group, name), 0);
+    }
 }
 
 #[test]

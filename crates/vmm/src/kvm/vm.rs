@@ -91,7 +91,7 @@ pub(crate) unsafe fn create_vm(
     slots: &[Slot],
     logs_writes: bool,
 ) -> Result<VmFd, VmError> {
-    let fd = kvm.kvm.create_vm().map_err(failed("create a virtual machine"))?;
+    let fd = kvm.create_machine().map_err(failed("create a virtual machine"))?;
     if kvm.fault_handling == FaultHandling::InVcpuThreads {
         // KVM uses no asynchronous page faults if halts do not exit (kvm_can_do_async_pf).
         let mut halts = kvm_enable_cap { cap: KVM_CAP_X86_DISABLE_EXITS, ..Default::default() };

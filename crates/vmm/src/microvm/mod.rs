@@ -26,18 +26,20 @@ use uuid::Uuid;
 use vm_superio::serial::Error as SerialError;
 use vmm_sys_util::eventfd::EventFd;
 
+use firn_base::num::u64_of;
 use firn_memory::{ChunkCopies, GuestMemory, MemoryUsage, UsageError};
 use firn_snapshot::PageSet;
 
 use crate::arch::cpu_model::CpuModel;
 use crate::bus::{Bus, PowerRequest};
 use crate::console::Console;
+use crate::counters::Counters;
 use crate::i8042::CtrlAltDelError;
 use crate::kvm::{KvmCounters, KvmStats, Vm, VmError};
 use crate::open_file::OpenFile;
 use crate::subscriber::Subscriber;
 use crate::vcpu::observer::{Observer, VcpuThread};
-use crate::vcpu::{EndNotice, Vcpu, VcpuEnd, VcpuFailure, VcpuThreadError};
+use crate::vcpu::{EndNotice, ExitCounters, Vcpu, VcpuEnd, VcpuFailure, VcpuThreadError};
 use crate::virtio::{BalloonStatistics, RateLimit};
 use handle::Inbox;
 use virtio_set::VirtioSet;
@@ -152,6 +154,8 @@ pub struct Microvm {
     freezing: Option<freeze::Freezing>,
     /// What its caller has noted, for snapshots.
     note: Vec<u8>,
+    /// Events that the loop has handled.
+    handled: u64,
 }
 
 impl Microvm {
@@ -354,6 +358,16 @@ impl Microvm {
         self.devices.errors()
     }
 
+    /// What its devices and vCPUs have done since the start.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let mut exits = ExitCounters::default();
+        self.vcpus.iter().for_each(|vcpu| exits += vcpu.exits());
+        let serial = self.bus.serial().events().counters();
+        let keyboard = self.bus.keyboard().map(|keyboard| keyboard.counters);
+        Counters { serial, keyboard, exits, events: self.handled, ..self.devices.counters() }
+    }
+
     /// KVM's counters since the start.
     ///
     /// # Errors
@@ -396,7 +410,8 @@ impl Microvm {
             if let Some(end) = self.take_end() {
                 return Ok(end);
             }
-            self.events.run().map_err(RunError::Events)?;
+            let events = self.events.run().map_err(RunError::Events)?;
+            self.handled += u64_of(events);
         }
     }
 

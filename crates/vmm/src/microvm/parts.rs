@@ -222,6 +222,7 @@ impl Parts {
             held: None,
             freezing: None,
             note: Vec::new(),
+            handled: 0,
         })
     }
 }

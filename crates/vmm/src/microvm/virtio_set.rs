@@ -20,6 +20,7 @@ use super::event;
 use crate::arch::layout;
 use crate::bus::{Bus, MmioDevice, OverlapError};
 use crate::config::{Devices, Drive, NetworkDevice};
+use crate::counters::{Counters, DeviceCounters};
 use crate::kvm::{Vm, VmError};
 use crate::open_file::OpenFile;
 use crate::state::SavedDevice;
@@ -223,6 +224,8 @@ impl Connected {
 pub(super) struct VirtioSet {
     devices: Vec<Attached>,
     drives: Vec<AttachedDrive>,
+    vsock: Option<Arc<Mutex<VirtioMmio<Vsock>>>>,
+    entropy: Option<Arc<Mutex<VirtioMmio<Rng>>>>,
     balloon: Option<Arc<Mutex<VirtioMmio<Balloon<FreePages>>>>>,
     networks: Vec<(String, Arc<Mutex<VirtioMmio<Net>>>)>,
     most_sockets: usize,
@@ -260,10 +263,11 @@ impl VirtioSet {
             }
         }
         if let Some((cid, listener)) = cid.zip(connected.vsock) {
-            wiring.add("vsock", Vsock::new(cid, listener).map_err(WireError::Vsock)?)?;
+            let device = Vsock::new(cid, listener).map_err(WireError::Vsock)?;
+            wiring.set.vsock = Some(wiring.add("vsock", device)?);
         }
         if entropy {
-            wiring.add("entropy", Rng::new(connected.entropy_limiter))?;
+            wiring.set.entropy = Some(wiring.add("entropy", Rng::new(connected.entropy_limiter))?);
         }
         if let Some(config) = balloon {
             let pages = FreePages(vm.memory.clone());
@@ -304,6 +308,27 @@ impl VirtioSet {
             Some(format!("the guest's device {id} stopped: {}", error_chain(error)))
         });
         errors.collect()
+    }
+
+    /// What the devices have done.
+    pub(super) fn counters(&self) -> Counters {
+        let drives = self.drives.iter();
+        let drives =
+            drives.map(|drive| counted(&drive.id, &drive.transport, Block::counters)).collect();
+        let networks = self.networks.iter();
+        let networks =
+            networks.map(|(id, transport)| counted(id, transport, Net::counters)).collect();
+        let vsock = self.vsock.as_ref();
+        let entropy = self.entropy.as_ref();
+        let balloon = self.balloon.as_ref();
+        Counters {
+            drives,
+            networks,
+            vsock: vsock.map(|transport| counted("vsock", transport, Vsock::counters)),
+            entropy: entropy.map(|transport| counted("entropy", transport, Rng::counters)),
+            balloon: balloon.map(|transport| counted("balloon", transport, Balloon::counters)),
+            ..Counters::default()
+        }
     }
 
     pub(super) fn save(&self) -> Vec<SavedDevice> {
@@ -347,8 +372,10 @@ impl VirtioSet {
         let DriveKind::File { read_only, cache } = drive.kind else {
             return Err(UpdateDeviceError::Content(id.to_owned()));
         };
-        let disk = disks::open_file(file, read_only, cache)?;
-        drive.transport.lock().configure(|device| device.replace(disk));
+        let opened = disks::open_file(file, read_only, cache);
+        let mut transport = drive.transport.lock();
+        let disk = opened.inspect_err(|_| transport.device_mut().keep())?;
+        transport.configure(|device| device.replace(disk));
         Ok(())
     }
 
@@ -451,6 +478,16 @@ impl VirtioSet {
             Disk::ReadOnly(_) | Disk::Writable(_) => read(None),
         }
     }
+}
+
+fn counted<D: VirtioDevice, C>(
+    id: &str,
+    transport: &Mutex<VirtioMmio<D>>,
+    counters: impl FnOnce(&D) -> C,
+) -> DeviceCounters<C> {
+    let transport = transport.lock();
+    let device = counters(transport.device());
+    DeviceCounters { id: id.to_owned(), transport: transport.counters().clone(), device }
 }
 
 fn no_limiter(kind: &'static str, id: &str) -> UpdateDeviceError {

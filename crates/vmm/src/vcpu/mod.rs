@@ -27,6 +27,7 @@ use worker::{Answer, Command, Worker};
 
 pub(crate) use failure::VcpuEnd;
 pub use failure::VcpuFailure;
+pub use worker::ExitCounters;
 
 /// A vCPU's thread cannot be started or has ended.
 #[derive(Debug, Error)]
@@ -58,6 +59,7 @@ pub(crate) struct Vcpu {
     immediate_exit: Arc<Mutex<Option<ImmediateExit>>>,
     thread: Option<JoinHandle<()>>,
     running: bool,
+    exits: Arc<Mutex<ExitCounters>>,
 }
 
 /// Reports the end of a vCPU to the microVM: it holds the first end, and the event wakes the loop.
@@ -114,6 +116,7 @@ impl IdleThread {
         let (answer_sender, answers) = channel();
         // Set before the thread has the vCPU, so that an early kick is not lost.
         let immediate_exit = Arc::new(Mutex::new(Some(ImmediateExit::of(&mut fd))));
+        let exits = Arc::new(Mutex::new(ExitCounters::default()));
         let worker = Worker {
             id,
             fd,
@@ -123,6 +126,7 @@ impl IdleThread {
             notice,
             immediate_exit: immediate_exit.clone(),
             observer: None,
+            exits: exits.clone(),
         };
         let passed = job.send((worker, command_receiver, answer_sender));
         passed.map_err(|_| VcpuThreadError::Gone { vcpu: id })?;
@@ -133,6 +137,7 @@ impl IdleThread {
             immediate_exit,
             thread: Some(thread),
             running: false,
+            exits,
         })
     }
 }
@@ -145,6 +150,11 @@ impl Vcpu {
             self.running = true;
         }
         Ok(())
+    }
+
+    /// The guest's exits so far.
+    pub(crate) fn exits(&self) -> ExitCounters {
+        *self.exits.lock()
     }
 
     /// Requests a running vCPU to leave `KVM_RUN`; [`Vcpu::pause`] waits for it.

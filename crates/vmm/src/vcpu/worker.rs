@@ -1,7 +1,9 @@
 //! The thread of a vCPU.
 
+use std::ops::AddAssign;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
+use std::time::Instant;
 
 use kvm_bindings::CpuId;
 use kvm_ioctls::{VcpuExit, VcpuFd};
@@ -13,6 +15,7 @@ use super::interrupt::ImmediateExit;
 use super::observer::{Observer, StoppedVcpu, VcpuThread};
 use super::state::{self, RestoreVcpuError, SaveVcpuError, Timers, VcpuState};
 use crate::bus::Bus;
+use crate::counters::Timed;
 use crate::cow::{CowMemory, WriteFaultError};
 
 /// What a vCPU's thread is to do.
@@ -41,6 +44,32 @@ pub(super) struct Worker {
     pub(super) notice: Arc<EndNotice>,
     pub(super) immediate_exit: Arc<Mutex<Option<ImmediateExit>>>,
     pub(super) observer: Option<Arc<dyn Observer>>,
+    pub(super) exits: Arc<Mutex<ExitCounters>>,
+}
+
+/// The guest's accesses to devices, by port and in memory, as far as they leave KVM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExitCounters {
+    /// Reads of a port.
+    pub port_reads: Timed,
+    /// Writes to a port.
+    pub port_writes: Timed,
+    /// Reads of an address without memory.
+    pub mmio_reads: Timed,
+    /// Writes to an address without memory, or to memory that is copied at the first write.
+    pub mmio_writes: Timed,
+    /// Failures of vCPUs.
+    pub failures: u64,
+}
+
+impl AddAssign for ExitCounters {
+    fn add_assign(&mut self, other: Self) {
+        self.port_reads += other.port_reads;
+        self.port_writes += other.port_writes;
+        self.mmio_reads += other.mmio_reads;
+        self.mmio_writes += other.mmio_writes;
+        self.failures += other.failures;
+    }
 }
 
 impl Worker {
@@ -75,19 +104,32 @@ impl Worker {
     fn run(&mut self) -> Option<VcpuEnd> {
         let vcpu = self.id;
         let failure = loop {
-            match self.fd.run() {
-                Ok(VcpuExit::IoIn(port, data)) => self.bus.port_read(port, data),
+            let exit = self.fd.run();
+            let begin = Instant::now();
+            match exit {
+                Ok(VcpuExit::IoIn(port, data)) => {
+                    self.bus.port_read(port, data);
+                    self.exits.lock().port_reads += Timed::once(begin.elapsed());
+                }
                 Ok(VcpuExit::IoOut(port, data)) => {
-                    if let Some(request) = self.bus.port_write(port, data) {
+                    let request = self.bus.port_write(port, data);
+                    self.exits.lock().port_writes += Timed::once(begin.elapsed());
+                    if let Some(request) = request {
                         return Some(VcpuEnd::Power(request));
                     }
                 }
-                Ok(VcpuExit::MmioRead(address, data)) => self.bus.mmio_read(address, data),
-                Ok(VcpuExit::MmioWrite(address, data)) => match self.memory.write(address, data) {
-                    Ok(true) => {}
-                    Ok(false) => self.bus.mmio_write(address, data),
-                    Err(error) => break VcpuFailure::of_write_fault(vcpu, error),
-                },
+                Ok(VcpuExit::MmioRead(address, data)) => {
+                    self.bus.mmio_read(address, data);
+                    self.exits.lock().mmio_reads += Timed::once(begin.elapsed());
+                }
+                Ok(VcpuExit::MmioWrite(address, data)) => {
+                    match self.memory.write(address, data) {
+                        Ok(true) => {}
+                        Ok(false) => self.bus.mmio_write(address, data),
+                        Err(error) => break VcpuFailure::of_write_fault(vcpu, error),
+                    }
+                    self.exits.lock().mmio_writes += Timed::once(begin.elapsed());
+                }
                 Ok(VcpuExit::Intr) => {}
                 Ok(VcpuExit::Shutdown) => return Some(VcpuEnd::TripleFault),
                 Ok(VcpuExit::FailEntry(reason, _)) => break VcpuFailure::Entry { vcpu, reason },
@@ -125,6 +167,7 @@ impl Worker {
                 Err(source) => break VcpuFailure::Run { vcpu, rip: self.rip(), source },
             }
         };
+        self.exits.lock().failures += 1;
         Some(VcpuEnd::Failure(failure))
     }
 

@@ -102,7 +102,35 @@ pub(crate) struct VirtioMmio<D: VirtioDevice + ?Sized = dyn VirtioDevice> {
     /// Counts the device's changes of its configuration space, modulo 2^32.
     config_generation: u32,
     error: Option<DeviceError>,
+    counters: TransportCounters,
     device: D,
+}
+
+/// The most queues of a device: the balloon's.
+const MOST_QUEUES: usize = 4;
+
+/// What the transport of a device has done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TransportCounters {
+    /// Its queues.
+    pub queues: [QueueCounters; MOST_QUEUES],
+    /// Events of the device's own, such as those of a socket or a timer.
+    pub events: u64,
+    /// Events of the device's own after which it stopped.
+    pub event_failures: u64,
+    /// Set-ups by the guest's driver that were not valid, after which the device stopped.
+    pub setup_failures: u64,
+    /// Accesses of the guest behind the configuration space.
+    pub config_failures: u64,
+}
+
+/// What was done for a queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueCounters {
+    /// Notifications of the guest.
+    pub notifications: u64,
+    /// Turns after which the device stopped, because the guest violated the specification.
+    pub failures: u64,
 }
 
 impl<D: VirtioDevice> VirtioMmio<D> {
@@ -138,6 +166,7 @@ impl<D: VirtioDevice> VirtioMmio<D> {
             queue_sel: 0,
             config_generation: 0,
             error: None,
+            counters: TransportCounters::default(),
             device,
         })
     }
@@ -177,13 +206,20 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
         self.error.as_ref()
     }
 
+    /// What the transport has done.
+    pub(crate) fn counters(&self) -> &TransportCounters {
+        &self.counters
+    }
+
     /// Handles a read of `data.len()` bytes at byte `offset` of the window.
-    pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
+    pub(crate) fn read(&mut self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         if let Some(offset) = offset.checked_sub(u64::from(VIRTIO_MMIO_CONFIG)) {
             let config = self.device.config();
             let rest = usize::try_from(offset).ok().and_then(|offset| config.get(offset..));
-            for (to, from) in data.iter_mut().zip(rest.unwrap_or_default()) {
+            let rest = rest.unwrap_or_default();
+            self.counters.config_failures += u64::from(rest.len() < data.len());
+            for (to, from) in data.iter_mut().zip(rest) {
                 *to = *from;
             }
         } else if data.len() == 4 {
@@ -194,6 +230,9 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
     /// Handles a write of `data` at byte `offset` of the window.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) {
         if let Some(offset) = offset.checked_sub(u64::from(VIRTIO_MMIO_CONFIG)) {
+            let end = usize::try_from(offset).ok().and_then(|at| at.checked_add(data.len()));
+            let is_inside = end.is_some_and(|end| end <= self.device.config().len());
+            self.counters.config_failures += u64::from(!is_inside);
             self.device.write_config(offset, data);
         } else if let Ok(value) = data.try_into().map(u32::from_le_bytes) {
             self.set_register(offset, value);
@@ -204,7 +243,7 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
     /// not acknowledged: a snapshot contains no notifications and interrupts in flight.
     pub(crate) fn kick_all(&mut self) {
         for queue in 0..self.queues.len() {
-            self.turn(|device, context| device.process_queue(queue, context));
+            self.serve(queue);
         }
         if self.interrupt_status != 0 {
             self.signal();
@@ -440,6 +479,9 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
     fn fail(&mut self, error: DeviceError) {
         self.queues.iter_mut().for_each(VirtQueue::disable);
         self.device.reset();
+        if matches!(error, DeviceError::Setup { .. } | DeviceError::Watch(_)) {
+            self.counters.setup_failures += 1;
+        }
         self.error = Some(error);
         self.status |= VIRTIO_CONFIG_S_NEEDS_RESET;
         self.notify_of_configuration();
@@ -456,11 +498,20 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
         notify(&self.interrupt);
     }
 
-    /// One turn of the device: its work, then the interrupt for the guest.
+    /// A turn of the device for a queue.
+    fn serve(&mut self, queue: usize) {
+        let succeeded = self.turn(|device, context| device.process_queue(queue, context));
+        if let Some(counters) = self.counters.queues.get_mut(queue) {
+            counters.failures += u64::from(!succeeded);
+        }
+    }
+
+    /// One turn of the device: its work, then the interrupt for the guest. Returns false if the
+    /// device stopped.
     fn turn(
         &mut self,
         work: impl FnOnce(&mut D, &mut DeviceContext<'_>) -> Result<(), DeviceError>,
-    ) {
+    ) -> bool {
         self.queues.iter_mut().for_each(VirtQueue::begin);
         let mut context = DeviceContext {
             mem: &self.mem,
@@ -481,9 +532,11 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
             self.interrupt_status |= VIRTIO_MMIO_INT_VRING;
             self.signal();
         }
+        let succeeded = done.is_ok();
         if let Err(error) = done {
             self.fail(error);
         }
+        succeeded
     }
 }
 
@@ -502,13 +555,18 @@ impl<D: VirtioDevice + ?Sized> MutEventSubscriber for VirtioMmio<D> {
 
     fn process(&mut self, events: Events, _: &mut EventOps<'_>) {
         if events.data() == DEVICE_EVENT {
-            self.turn(D::process_event);
+            self.counters.events += 1;
+            let succeeded = self.turn(D::process_event);
+            self.counters.event_failures += u64::from(!succeeded);
         } else if let Some(queue) = index(events.data())
             && let Some(event) = self.notifications.get(queue)
         {
             // The value of the counter does not matter. It is empty if the event was already read.
             let _ = event.read();
-            self.turn(|device, context| device.process_queue(queue, context));
+            if let Some(counters) = self.counters.queues.get_mut(queue) {
+                counters.notifications += 1;
+            }
+            self.serve(queue);
         }
     }
 }

@@ -251,6 +251,8 @@ fn an_invalid_request_stops_the_device_until_a_reset() {
     guest.set(0x50, 1);
     guest.run();
     assert_eq!(guest.transport().device().served, 1);
+    let queue = guest.transport().counters().queues[0];
+    assert_eq!((queue.notifications, queue.failures), (2, 1));
 
     let (mem, resets) = (guest.mem.clone(), guest.transport().device().resets);
     guest.set(STATUS, 0);
@@ -344,6 +346,8 @@ fn configuration_space_allows_any_access_width() {
     let mut far = [7; 8];
     guest.transport().read(u64::MAX - 3, &mut far);
     assert_eq!(far, [0; 8]);
+    // All but the first access reach behind the end.
+    assert_eq!(guest.transport().counters().config_failures, 3);
     guest.set(STATUS, ACKNOWLEDGE);
     let mut half = [7; 2];
     guest.transport().read(STATUS, &mut half);

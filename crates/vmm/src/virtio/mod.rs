@@ -27,20 +27,25 @@ mod timer;
 mod vsock;
 
 pub(crate) use balloon::{Balloon, PageDiscard};
-pub use balloon::{BalloonConfig, BalloonStatistics};
+pub use balloon::{BalloonConfig, BalloonCounters, BalloonStatistics};
 pub(crate) use block::{Block, Disk, OverlayDisk, ReadOnlyDisk, WritableDisk};
-pub use block::{DiskCache, OpenDiskError, is_in_memory, scratch_file};
+pub use block::{DiskCache, DiskCounters, OpenDiskError, is_in_memory, scratch_file};
 pub(crate) use device::VirtioDevice;
 pub(crate) use error::RestoreDeviceError;
 pub(crate) use mmio::{NewDeviceError, VirtioMmio};
+pub use mmio::{QueueCounters, TransportCounters};
 pub(crate) use net::Net;
-pub use net::{Metadata, Network, NetworkConfig, NetworkEnd, OpenTapError, open_tap};
 #[cfg(test)]
-pub(crate) use net::{NetworkBackend, Traffic};
-pub use rate_limiter::{RateLimit, RateLimiter, TokenBucket};
+pub(crate) use net::NetworkBackend;
+pub use net::{
+    BackendCounters, Metadata, Network, NetworkConfig, NetworkCounters, NetworkEnd, OpenTapError,
+    Traffic, open_tap,
+};
+pub use rate_limiter::{LimiterCounters, RateLimit, RateLimiter, TokenBucket};
+pub use rng::EntropyCounters;
 pub(crate) use rng::Rng;
 pub(crate) use state::{
     BalloonState, BlockState, DeviceState, NetState, QueueRegisters, TransportState, VsockState,
 };
 pub(crate) use vsock::Vsock;
-pub use vsock::{BindVsockError, VsockBroker, VsockConnector, VsockListener};
+pub use vsock::{BindVsockError, VsockBroker, VsockConnector, VsockCounters, VsockListener};

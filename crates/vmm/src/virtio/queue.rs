@@ -217,6 +217,17 @@ impl VirtQueue {
         index.map(|index| index.0).map_err(|error| self.ring_error(error))
     }
 
+    /// The number of requests that the driver has made available and the device has not taken.
+    ///
+    /// # Errors
+    /// The ring is outside guest memory.
+    pub(crate) fn pending(&self, mem: &GuestView) -> Result<u16, DeviceError> {
+        if !self.enabled {
+            return Ok(0);
+        }
+        Ok(self.available(mem)?.wrapping_sub(self.queue.next_avail()))
+    }
+
     /// Requests a notification for the request with the index `after`, even while earlier ones are
     /// pending.
     ///

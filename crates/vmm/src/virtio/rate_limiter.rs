@@ -45,6 +45,16 @@ pub struct RateLimiter {
     bytes: Option<Bucket>,
     operations: Option<Bucket>,
     timer: Timer,
+    counters: LimiterCounters,
+}
+
+/// What a [`RateLimiter`] has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LimiterCounters {
+    /// How often it has delayed work.
+    pub delays: u64,
+    /// How often delayed work was looked at again.
+    pub refills: u64,
 }
 
 /// What may be taken of one thing.
@@ -68,7 +78,7 @@ impl RateLimiter {
     pub fn new(limit: RateLimit) -> io::Result<Self> {
         let timer = Timer::new()?;
         let [bytes, operations] = full(limit);
-        Ok(Self { bytes, operations, timer })
+        Ok(Self { bytes, operations, timer, counters: LimiterCounters::default() })
     }
 
     /// Changes the limit. What was taken before is forgotten.
@@ -84,6 +94,7 @@ impl RateLimiter {
         let wait = self.buckets().map(|bucket| bucket.fill(now)).max().unwrap_or_default();
         if !wait.is_zero() {
             self.timer.set_once(wait);
+            self.counters.delays += 1;
         }
         wait.is_zero()
     }
@@ -95,8 +106,14 @@ impl RateLimiter {
     }
 
     /// Empties the descriptor, after an event of it.
-    pub(crate) fn acknowledge(&self) {
+    pub(crate) fn acknowledge(&mut self) {
         self.timer.acknowledge();
+        self.counters.refills += 1;
+    }
+
+    /// What it has done.
+    pub(crate) const fn counters(&self) -> LimiterCounters {
+        self.counters
     }
 
     fn buckets(&mut self) -> impl Iterator<Item = &mut Bucket> {

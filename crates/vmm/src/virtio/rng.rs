@@ -8,7 +8,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 
 use super::device::{DeviceContext, VirtioDevice};
 use super::error::{DeviceError, RestoreDeviceError};
-use super::rate_limiter::RateLimiter;
+use super::rate_limiter::{LimiterCounters, RateLimiter};
 use super::state::DeviceState;
 
 const QUEUE_SIZE: u16 = 64;
@@ -21,13 +21,31 @@ const MAX_BYTES: usize = 4096;
 #[derive(Debug, Default)]
 pub(crate) struct Rng {
     limiter: Option<RateLimiter>,
+    counters: EntropyCounters,
+}
+
+/// The random bytes of a guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EntropyCounters {
+    /// Bytes that it got.
+    pub bytes: u64,
+    /// Requests for which the host had none.
+    pub failures: u64,
+    /// Its limiter, if it has one.
+    pub limiter: LimiterCounters,
 }
 
 impl Rng {
     /// A device, whose requests and their bytes can be limited.
     #[must_use]
     pub(crate) fn new(limiter: Option<RateLimiter>) -> Self {
-        Self { limiter }
+        Self { limiter, counters: EntropyCounters::default() }
+    }
+
+    /// What the guest got so far.
+    pub(crate) fn counters(&self) -> EntropyCounters {
+        let limiter = self.limiter.as_ref().map(RateLimiter::counters).unwrap_or_default();
+        EntropyCounters { limiter, ..self.counters }
     }
 }
 
@@ -60,8 +78,10 @@ impl VirtioDevice for Rng {
         {
             let wanted = chain.writable.len().min(MAX_BYTES);
             // A signal may shorten requests of more than 256 bytes.
-            let got = getrandom(&mut random[..wanted], GetRandomFlags::empty())
-                .map_err(|errno| DeviceError::Entropy(errno.into()))?;
+            let got = getrandom(&mut random[..wanted], GetRandomFlags::empty());
+            self.counters.failures += u64::from(got.is_err());
+            let got = got.map_err(|errno| DeviceError::Entropy(errno.into()))?;
+            self.counters.bytes += u64_of(got);
             chain
                 .writable
                 .write_at(context.mem, 0, &random[..got])
@@ -77,7 +97,7 @@ impl VirtioDevice for Rng {
     }
 
     fn process_event(&mut self, context: &mut DeviceContext<'_>) -> Result<(), DeviceError> {
-        self.limiter.iter().for_each(RateLimiter::acknowledge);
+        self.limiter.iter_mut().for_each(RateLimiter::acknowledge);
         self.process_queue(0, context)
     }
 

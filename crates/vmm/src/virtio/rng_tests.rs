@@ -57,5 +57,8 @@ fn a_limited_device_answers_the_rest_later() {
         guest.run();
         answered += std::iter::from_fn(|| guest.used(0)).count();
     }
+    let counters = guest.transport().device().counters();
+    assert_eq!((counters.bytes, counters.failures), (3 * 64, 0));
+    assert!(counters.limiter.delays >= 2, "{counters:?}");
     assert!(guest.used(0).is_none());
 }

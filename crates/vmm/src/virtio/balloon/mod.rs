@@ -86,13 +86,17 @@ impl BalloonConfig {
         Self { target: 0, deflate_on_oom: false, statistics: false, reporting: true };
 }
 
-/// The work of the device since the monitor started.
+/// The work of a balloon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct BalloonCounters {
+pub struct BalloonCounters {
     /// Bytes discarded.
-    pub(crate) discarded: u64,
+    pub discarded: u64,
     /// Ranges that could not be discarded.
-    pub(crate) failures: u64,
+    pub failures: u64,
+    /// Statistics that the guest told.
+    pub statistics: u64,
+    /// Statistics that were not valid.
+    pub statistics_failures: u64,
 }
 
 /// A balloon.
@@ -142,7 +146,6 @@ impl<P: PageDiscard> Balloon<P> {
     }
 
     /// The work so far.
-    #[cfg(test)]
     pub(crate) fn counters(&self) -> BalloonCounters {
         self.counters
     }
@@ -240,8 +243,11 @@ impl<P: PageDiscard> VirtioDevice for Balloon<P> {
         let discards = !(has(context, PAGE_POISON) && self.poison != 0);
         let Some(queue) = context.queues.get_mut(index) else { return Ok(()) };
         if tells && index == FIRST_OPTIONAL_QUEUE {
-            let statistics = self.statistics.as_mut();
-            return statistics.map_or(Ok(()), |statistics| statistics.read(queue, context.mem));
+            let Some(statistics) = &mut self.statistics else { return Ok(()) };
+            let told = statistics.read(queue, context.mem);
+            self.counters.statistics += u64::from(matches!(told, Ok(true)));
+            self.counters.statistics_failures += u64::from(told.is_err());
+            return told.map(drop);
         }
         let reporting = reports && index == FIRST_OPTIONAL_QUEUE + usize::from(tells);
         let mut pages = 0;

@@ -108,18 +108,18 @@ impl Statistics {
         self.timer.set_periodic(period.unwrap_or_default());
     }
 
-    /// Reads the driver's buffer, which stays available.
+    /// Reads the driver's buffer, which stays available. Returns whether there is one.
     pub(super) fn read(
         &mut self,
         queue: &mut VirtQueue,
         mem: &GuestView,
-    ) -> Result<(), DeviceError> {
-        let Some(chain) = queue.pop(mem)? else { return Ok(()) };
+    ) -> Result<bool, DeviceError> {
+        let Some(chain) = queue.pop(mem)? else { return Ok(false) };
         let values = parse(&chain.readable, mem);
         self.latest = values.map_err(|fault| queue.chain_error(fault))?;
         queue.undo_pop(&chain);
         let available = queue.available(mem)?;
-        queue.notify_after(mem, available)
+        queue.notify_after(mem, available).map(|()| true)
     }
 
     /// Empties the descriptor, after an event of it.

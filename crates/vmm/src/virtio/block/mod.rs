@@ -22,7 +22,7 @@ pub(crate) use disk::{Disk, ReadOnlyDisk, WritableDisk};
 pub use disk::{DiskCache, OpenDiskError};
 pub(crate) use overlay::OverlayDisk;
 pub use overlay::{is_in_memory, scratch_file};
-pub(crate) use request::DiskCounters;
+pub use request::DiskCounters;
 
 /// Bytes of a sector, the unit of virtio-blk, independent of the disk's own.
 const SECTOR: u64 = 512;
@@ -72,6 +72,12 @@ impl Block {
     /// Exchanges the disk for one with the same features.
     pub(crate) fn replace(&mut self, disk: Disk) {
         self.disk = disk;
+        self.counters.updates += 1;
+    }
+
+    /// Counts an exchange that failed.
+    pub(crate) fn keep(&mut self) {
+        self.counters.update_failures += 1;
     }
 
     /// Changes the limit of a device that has a limiter; returns whether it has one.
@@ -80,9 +86,26 @@ impl Block {
     }
 
     /// The requests so far.
-    #[cfg(test)]
     pub(crate) fn counters(&self) -> DiskCounters {
-        self.counters
+        let limiter = self.limiter.as_ref().map(RateLimiter::counters).unwrap_or_default();
+        DiskCounters { limiter, ..self.counters }
+    }
+
+    fn serve(&mut self, context: &mut DeviceContext<'_>) -> Result<(), DeviceError> {
+        let [queue] = context.queues else { return Ok(()) };
+        let Self { disk, serial, limiter, counters } = self;
+        while limiter.as_mut().is_none_or(RateLimiter::allows)
+            && let Some(chain) = queue.pop(context.mem)?
+        {
+            let before = *counters;
+            request::serve(disk, serial, counters, context.mem, &chain)
+                .map_err(|fault| queue.chain_error(fault))?;
+            limiter.iter_mut().for_each(|limiter| limiter.take(counters.bytes_since(&before)));
+            // The full length even after an error, as QEMU does: the status is at the end.
+            queue.push_used(context.mem, &chain, chain.writable.len())?;
+        }
+        counters.left += u64::from(queue.pending(context.mem)?);
+        Ok(())
     }
 
     fn sectors(&self) -> u64 {
@@ -146,19 +169,9 @@ impl VirtioDevice for Block {
         index: usize,
         context: &mut DeviceContext<'_>,
     ) -> Result<(), DeviceError> {
-        let Some(queue) = context.queues.get_mut(index) else { return Ok(()) };
-        let Self { disk, serial, limiter, counters } = self;
-        while limiter.as_mut().is_none_or(RateLimiter::allows)
-            && let Some(chain) = queue.pop(context.mem)?
-        {
-            let before = *counters;
-            request::serve(disk, serial, counters, context.mem, &chain)
-                .map_err(|fault| queue.chain_error(fault))?;
-            limiter.iter_mut().for_each(|limiter| limiter.take(counters.bytes_since(&before)));
-            // The full length even after an error, as QEMU does: the status is at the end.
-            queue.push_used(context.mem, &chain, chain.writable.len())?;
-        }
-        Ok(())
+        let Some(queue) = context.queues.get(index) else { return Ok(()) };
+        self.counters.idle += u64::from(queue.pending(context.mem)? == 0);
+        self.serve(context)
     }
 
     fn event_source(&self) -> Option<BorrowedFd<'_>> {
@@ -166,8 +179,8 @@ impl VirtioDevice for Block {
     }
 
     fn process_event(&mut self, context: &mut DeviceContext<'_>) -> Result<(), DeviceError> {
-        self.limiter.iter().for_each(RateLimiter::acknowledge);
-        self.process_queue(0, context)
+        self.limiter.iter_mut().for_each(RateLimiter::acknowledge);
+        self.serve(context)
     }
 
     fn reset(&mut self) {}

@@ -1,6 +1,7 @@
 //! One request to a disk.
 
 use std::io;
+use std::time::Instant;
 
 use firn_base::num::u64_of;
 use firn_memory::GuestView;
@@ -11,27 +12,43 @@ use virtio_bindings::virtio_blk::{
 };
 
 use super::super::chain::{Chain, ChainFault};
+use super::super::rate_limiter::LimiterCounters;
 use super::disk::Disk;
 use super::{MAX_ZERO_SECTORS, MAX_ZERO_SEGMENTS, SECTOR, SERIAL_LEN};
+use crate::counters::Timed;
 
 /// Bytes of the header: type, reserved, sector.
 const HEADER_LEN: usize = 16;
 /// Bytes of a segment of a discard or write-zeroes request: sector, sectors, flags.
 const SEGMENT_LEN: usize = 16;
 
-/// The requests of a guest to a disk, since its monitor started.
+/// The requests of a guest to a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct DiskCounters {
+pub struct DiskCounters {
     /// Read requests.
-    pub(crate) reads: u64,
+    pub reads: Timed,
     /// Bytes read.
-    pub(crate) bytes_read: u64,
+    pub bytes_read: u64,
     /// Write requests.
-    pub(crate) writes: u64,
+    pub writes: Timed,
     /// Bytes written.
-    pub(crate) bytes_written: u64,
-    /// Requests of any kind that failed.
-    pub(crate) errors: u64,
+    pub bytes_written: u64,
+    /// Flush requests.
+    pub flushes: u64,
+    /// Requests that the disk does not know, or that are not valid.
+    pub refused: u64,
+    /// Requests that the host's file failed.
+    pub failed: u64,
+    /// Notifications of the guest that came without a request.
+    pub idle: u64,
+    /// Requests that waited at the end of a turn, again at each.
+    pub left: u64,
+    /// Its limiter, if it has one.
+    pub limiter: LimiterCounters,
+    /// Exchanges of the host's file.
+    pub updates: u64,
+    /// Exchanges that failed.
+    pub update_failures: u64,
 }
 
 impl DiskCounters {
@@ -84,30 +101,32 @@ pub(super) fn serve(
         header[15],
     ]);
     let mut request = Request { disk, mem, chain, data_len };
+    let begin = Instant::now();
     let answer = match kind {
         VIRTIO_BLK_T_IN => request.read(sector).inspect(|()| {
-            counters.reads += 1;
+            counters.reads += Timed::once(begin.elapsed());
             counters.bytes_read += u64_of(data_len);
         }),
         VIRTIO_BLK_T_OUT => request.write(sector).map(|bytes| {
-            counters.writes += 1;
+            counters.writes += Timed::once(begin.elapsed());
             counters.bytes_written += bytes;
         }),
         VIRTIO_BLK_T_FLUSH if request.disk.can_be_flushed() => {
-            request.disk.flush().map_err(Refusal::from)
+            request.disk.flush().map_err(Refusal::from).inspect(|()| counters.flushes += 1)
         }
         VIRTIO_BLK_T_GET_ID => request.identify(serial),
         VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => request.zero(kind),
         _ => Err(Refusal::Unsupported),
     };
-    let status = match answer {
-        Ok(()) => VIRTIO_BLK_S_OK,
+    let (status, counter) = match answer {
+        Ok(()) => (VIRTIO_BLK_S_OK, None),
         Err(Refusal::Fault(fault)) => return Err(fault),
-        Err(Refusal::Unsupported) => VIRTIO_BLK_S_UNSUPP,
-        Err(Refusal::Bad | Refusal::Io) => VIRTIO_BLK_S_IOERR,
+        Err(Refusal::Unsupported) => (VIRTIO_BLK_S_UNSUPP, Some(&mut counters.refused)),
+        Err(Refusal::Bad) => (VIRTIO_BLK_S_IOERR, Some(&mut counters.refused)),
+        Err(Refusal::Io) => (VIRTIO_BLK_S_IOERR, Some(&mut counters.failed)),
     };
-    if status != VIRTIO_BLK_S_OK {
-        counters.errors += 1;
+    if let Some(counter) = counter {
+        *counter += 1;
     }
     let [status, ..] = status.to_le_bytes();
     chain.writable.write_at(mem, data_len, &[status])

@@ -128,7 +128,7 @@ fn sectors_are_read() {
     assert_eq!(read(&mut guest, 63, 512), content()[63 * 512..]);
     assert_eq!(read(&mut guest, 3, 8192), content()[3 * 512..19 * 512]);
     let counters = guest.transport().device().counters();
-    assert_eq!((counters.reads, counters.bytes_read, counters.errors), (3, 9216, 0));
+    assert_eq!((counters.reads.count, counters.bytes_read, counters.refused), (3, 9216, 0));
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn sectors_beyond_the_end_are_an_error() {
         let data = vec![1; usize::try_from(len).unwrap()];
         assert_eq!(send(&mut guest, OUT, sector, &data), IOERR, "writing {len} at {sector}");
     }
-    assert_eq!(guest.transport().device().counters().errors, 10);
+    assert_eq!(guest.transport().device().counters().refused, 10);
     assert_eq!(send(&mut guest, 999, 0, &[]), UNSUPP);
     assert_eq!(with_disk(&guest, flattened), content());
 }
@@ -226,7 +226,10 @@ fn writes_change_only_what_the_guest_reads() {
     assert_eq!(with_disk(&guest, flattened), model);
     assert_eq!(fs::read(dir.path().join("disk")).unwrap(), content());
     let counters = guest.transport().device().counters();
-    assert_eq!((counters.writes, counters.bytes_written), (5, 512 + 4096 + 8192 + 4096 + 512));
+    assert_eq!(
+        (counters.writes.count, counters.bytes_written),
+        (5, 512 + 4096 + 8192 + 4096 + 512)
+    );
     drop(guest);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "only the disk is left");
 }
@@ -573,6 +576,13 @@ fn only_a_disk_with_writeback_can_be_flushed() {
         assert_eq!(block.features() & (flush | read_only | zeroing), offered);
         let mut guest = Guest::started(block);
         assert_eq!(send(&mut guest, FLUSH, 0, &[]), status);
+        let counters = guest.transport().device().counters();
+        let flushes = u64::from(status == OK);
+        assert_eq!((counters.flushes, counters.refused), (flushes, 1 - flushes));
+        assert_eq!(counters.idle, 0);
+        guest.set(0x50, 0);
+        guest.run();
+        assert_eq!(guest.transport().device().counters().idle, 1);
     }
 }
 
@@ -596,6 +606,7 @@ fn a_driver_learns_of_a_new_file_and_its_size() {
     guest.interrupts();
     guest.transport().configure(|device| device.replace(disk));
     assert_eq!(guest.interrupts(), 1);
+    assert_eq!(guest.transport().device().counters().updates, 1);
     // A change of the configuration, and its generation.
     assert_eq!((guest.get(0x60), guest.get(0x100), guest.get(0xfc)), (2, 128, 1));
     assert_eq!(read(&mut guest, 127, 512), [0x44; 512]);
@@ -635,8 +646,11 @@ fn a_limited_disk_serves_the_rest_later() {
         while guest.used(0).is_some() {
             answered += 1;
         }
-        assert!(guest.transport().device().counters().reads <= answered + 1);
+        assert!(guest.transport().device().counters().reads.count <= answered + 1);
     }
+    let counters = guest.transport().device().counters();
+    assert!(counters.limiter.delays >= 2 && counters.limiter.refills >= 2, "{counters:?}");
+    assert!(counters.left >= 3, "{counters:?}");
     // Without a limit everything is served at once.
     assert!(guest.transport().device_mut().set_limit(RateLimit::default()));
     for sector in 0..60 {

@@ -8,6 +8,9 @@ use std::os::fd::BorrowedFd;
 use firn_net::NetworkState;
 use rustix::event::epoll::EventFlags;
 
+use super::super::rate_limiter::LimiterCounters;
+use crate::counters::Timed;
+
 /// Where a guest's frames go, and where frames for it come from.
 ///
 /// A packet is a frame with `struct virtio_net_hdr_v1` before it (virtio 1.2, 5.1.6). The guest may
@@ -36,6 +39,11 @@ pub(crate) trait NetworkBackend: Send + Debug {
     /// Returns their frames.
     fn transmit(&mut self, packets: &[&[u8]]) -> Traffic;
 
+    /// What it has done.
+    fn counters(&self) -> BackendCounters {
+        BackendCounters::default()
+    }
+
     /// What a snapshot keeps of it. The guest does not run.
     fn save(&self) -> NetworkState {
         NetworkState::default()
@@ -45,25 +53,54 @@ pub(crate) trait NetworkBackend: Send + Debug {
     fn restore(&mut self, _state: &NetworkState) {}
 }
 
-/// What a network device has done since the monitor started.
+/// What a network device has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct NetworkCounters {
+pub struct NetworkCounters {
     /// Frames to the guest.
-    pub(crate) to_guest: Traffic,
+    pub to_guest: Traffic,
     /// Frames from the guest.
-    pub(crate) from_guest: Traffic,
+    pub from_guest: Traffic,
+    /// Dropped frames from the guest that were larger than any frame is.
+    pub oversized: u64,
+    /// Frames from the guest with another source address than its own.
+    pub spoofed: u64,
+    /// Turns at which a frame waited and the guest had no buffer for it.
+    pub waits: u64,
+    /// Notifications of the guest that came without a frame.
+    pub idle: u64,
+    /// Frames from the guest that waited at the end of a turn, again at each.
+    pub left: u64,
+    /// The limiter of frames to the guest, if there is one.
+    pub to_guest_limiter: LimiterCounters,
+    /// The limiter of frames from the guest, if there is one.
+    pub from_guest_limiter: LimiterCounters,
+    /// Events of the host's side.
+    pub events: u64,
+    /// The host's side.
+    pub backend: BackendCounters,
+}
+
+/// What the host's side of a network has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BackendCounters {
+    /// Writes to a tap device.
+    pub writes: Timed,
+    /// Reads of a tap device that failed.
+    pub read_failures: u64,
+    /// The guest's metadata service.
+    pub metadata: firn_net::Counters,
 }
 
 /// Frames in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Traffic {
+pub struct Traffic {
     /// Frames that arrived.
-    pub(crate) frames: u64,
+    pub frames: u64,
     /// Their bytes.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
     /// Frames that did not: the guest's buffers were too small, the frame too large, or the host
     /// refused it.
-    pub(crate) dropped: u64,
+    pub dropped: u64,
 }
 
 impl AddAssign for Traffic {

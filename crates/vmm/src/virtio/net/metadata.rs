@@ -8,7 +8,7 @@ use firn_net::NetworkState;
 use rustix::event::epoll::EventFlags;
 
 use super::HEADER_LEN;
-use super::backend::{NetworkBackend, Traffic};
+use super::backend::{BackendCounters, NetworkBackend, Traffic};
 use super::proxy::UserNetwork;
 
 /// Where fields are in a frame: Ethernet's type, the address that ARP asks for, and the
@@ -106,6 +106,11 @@ impl NetworkBackend for Intercepted {
             None => Traffic { dropped: u64_of(others.len()), ..Traffic::default() },
         };
         traffic
+    }
+
+    fn counters(&self) -> BackendCounters {
+        let backend = self.backend.as_ref().map(|backend| backend.counters()).unwrap_or_default();
+        BackendCounters { metadata: self.service.proxied(), ..backend }
     }
 
     fn save(&self) -> NetworkState {

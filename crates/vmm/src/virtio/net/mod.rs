@@ -7,6 +7,7 @@ mod tap;
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use firn_base::num::u64_of;
@@ -30,9 +31,7 @@ use super::rate_limiter::{RateLimit, RateLimiter};
 use super::state::{DeviceState, NetState};
 
 pub(crate) use backend::NetworkBackend;
-use backend::NetworkCounters;
-#[cfg(test)]
-pub(crate) use backend::Traffic;
+pub use backend::{BackendCounters, NetworkCounters, Traffic};
 use metadata::Intercepted;
 use proxy::UserNetwork;
 use tap::Tap;
@@ -40,16 +39,25 @@ pub use tap::{OpenTapError, open_tap};
 
 /// Frames to the guest, frames from the guest.
 const QUEUE_SIZES: [u16; 2] = [256, 256];
+/// The queue of frames from the guest.
+const TRANSMIT: usize = 1;
 
 /// Bytes of `struct virtio_net_hdr_v1`, which precedes each frame (5.1.6).
 pub(super) const HEADER_LEN: usize = 12;
 /// Where the header has the number of chains, little-endian.
 const NUM_BUFFERS: usize = 10;
+/// Where a frame has its source address.
+const SOURCE: Range<usize> = 6..12;
 /// Bytes of the largest frame, which segmentation offload splits: an IP packet of 64 KiB, less one
 /// byte, with an Ethernet header and a VLAN tag.
 const MAX_FRAME: usize = 65_535 + 18;
 /// Bytes of the largest packet: a frame and its header.
 pub(super) const MAX_PACKET: usize = HEADER_LEN + MAX_FRAME;
+
+/// Identify the events of the host's side, and of the timers of the limiters.
+const HOST: u64 = 0;
+const TO_GUEST: u64 = 1;
+const FROM_GUEST: u64 = 2;
 
 /// Bytes of packets from the guest after which a burst ends.
 const BURST: usize = 256 << 10;
@@ -176,16 +184,18 @@ impl Net {
         from_guest: Option<RateLimiter>,
     ) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        let add = |source: BorrowedFd<'_>, flags| {
-            epoll::add(&epoll, source, EventData::new_u64(0), EventFlags::IN | flags)
+        let add = |source: BorrowedFd<'_>, flags, number| {
+            epoll::add(&epoll, source, EventData::new_u64(number), EventFlags::IN | flags)
         };
         if let Some(backend) = &backend {
             for (source, flags) in backend.event_sources() {
-                add(source, flags)?;
+                add(source, flags, HOST)?;
             }
         }
-        for limiter in to_guest.iter().chain(&from_guest) {
-            add(limiter.as_fd(), EventFlags::ET)?;
+        for (limiter, number) in [(&to_guest, TO_GUEST), (&from_guest, FROM_GUEST)] {
+            if let Some(limiter) = limiter {
+                add(limiter.as_fd(), EventFlags::ET, number)?;
+            }
         }
         let (negotiated, counters, burst) = (None, NetworkCounters::default(), Vec::new());
         Ok(Self { config, backend, to_guest, from_guest, epoll, negotiated, counters, burst })
@@ -204,15 +214,23 @@ impl Net {
         true
     }
 
-    /// What has happened since the monitor started.
-    #[cfg(test)]
+    /// What it has done.
     pub(crate) fn counters(&self) -> NetworkCounters {
-        self.counters
+        let limiter = |limiter: &Option<RateLimiter>| {
+            limiter.as_ref().map(RateLimiter::counters).unwrap_or_default()
+        };
+        let backend = self.backend.as_ref().map(|backend| backend.counters()).unwrap_or_default();
+        NetworkCounters {
+            to_guest_limiter: limiter(&self.to_guest),
+            from_guest_limiter: limiter(&self.from_guest),
+            backend,
+            ..self.counters
+        }
     }
 
     /// Passes the guest's frames to the backend.
     fn transmit(&mut self, mem: &GuestView, queue: &mut VirtQueue) -> Result<(), DeviceError> {
-        let Self { backend, from_guest, counters, burst, .. } = self;
+        let Self { config, backend, from_guest, counters, burst, .. } = self;
         loop {
             let (mut lens, mut filled) = (Vec::new(), 0);
             while filled < BURST
@@ -230,9 +248,13 @@ impl Net {
                     burst.resize(filled.max(burst.len()), 0);
                     let read = chain.readable.read_at(mem, 0, &mut burst[start..filled]);
                     read.map_err(|fault| queue.chain_error(fault))?;
+                    let source = burst[start + HEADER_LEN..filled].get(SOURCE);
+                    let is_other = source.is_some_and(|source| source != config.mac.as_slice());
+                    counters.spoofed += u64::from(is_other);
                     lens.push(len);
                 } else {
                     counters.from_guest.count(u64_of(frame), false);
+                    counters.oversized += u64::from(len > MAX_PACKET);
                 }
                 from_guest.iter_mut().for_each(|limiter| limiter.take(u64_of(frame)));
                 queue.push_used(mem, &chain, 0)?;
@@ -274,7 +296,10 @@ impl Net {
                     queue.push_used_together(mem, &used)?;
                     true
                 }
-                Room::Later => break,
+                Room::Later => {
+                    counters.waits += 1;
+                    break;
+                }
                 Room::Never if dropped == MAX_DROPPED => {
                     // The others are dropped in later turns.
                     queue.set_unfinished();
@@ -303,6 +328,7 @@ impl Net {
             self.negotiated = Some(context.features);
         }
         self.transmit(context.mem, transmit)?;
+        self.counters.left += u64::from(transmit.pending(context.mem)?);
         let merges = context.features & 1 << VIRTIO_NET_F_MRG_RXBUF != 0;
         self.receive(context.mem, receive, merges)
     }
@@ -387,9 +413,12 @@ impl VirtioDevice for Net {
 
     fn process_queue(
         &mut self,
-        _index: usize,
+        index: usize,
         context: &mut DeviceContext<'_>,
     ) -> Result<(), DeviceError> {
+        if let (TRANSMIT, [_, transmit]) = (index, &*context.queues) {
+            self.counters.idle += u64::from(transmit.pending(context.mem)? == 0);
+        }
         self.turn(context)
     }
 
@@ -400,7 +429,14 @@ impl VirtioDevice for Net {
     fn process_event(&mut self, context: &mut DeviceContext<'_>) -> Result<(), DeviceError> {
         let mut events = [MaybeUninit::uninit(); 4];
         // Every source is looked at in any case.
-        let _ = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default()));
+        let events = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default()));
+        for event in events.iter().flat_map(|(events, _)| &**events) {
+            match event.data.u64() {
+                TO_GUEST => self.to_guest.iter_mut().for_each(RateLimiter::acknowledge),
+                FROM_GUEST => self.from_guest.iter_mut().for_each(RateLimiter::acknowledge),
+                _ => self.counters.events += 1,
+            }
+        }
         if let Some(backend) = &mut self.backend {
             backend.poll();
         }

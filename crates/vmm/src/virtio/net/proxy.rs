@@ -50,6 +50,11 @@ impl UserNetwork {
         let proxy = Proxy::metadata(mac, mtu, config, store)?;
         Ok(Self { proxy, packet: Vec::new(), len: 0 })
     }
+
+    /// What the network has done.
+    pub(super) fn proxied(&self) -> firn_net::Counters {
+        self.proxy.counters()
+    }
 }
 
 impl NetworkBackend for UserNetwork {

@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::time::Instant;
 
 use firn_base::num::u64_of;
 use rustix::event::epoll::EventFlags;
@@ -16,8 +17,9 @@ use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
 };
 
-use super::backend::{NetworkBackend, Traffic};
+use super::backend::{BackendCounters, NetworkBackend, Traffic};
 use super::{HEADER_LEN, MAX_PACKET};
+use crate::counters::Timed;
 
 /// The device by which programs reach tap devices.
 const TUN: &str = "/dev/net/tun";
@@ -94,6 +96,7 @@ pub(super) struct Tap {
     packet: Vec<u8>,
     /// Bytes of the packet that waits for the guest, if one does.
     len: Option<usize>,
+    counters: BackendCounters,
 }
 
 /// Opens an existing tap device, for the monitor.
@@ -145,7 +148,8 @@ pub fn open_tap(name: &str) -> Result<OwnedFd, OpenTapError> {
 impl Tap {
     /// The backend of a device that [`open_tap`] opened.
     pub(super) fn new(tap: OwnedFd) -> Self {
-        Self { file: tap.into(), packet: Vec::new(), len: None }
+        let counters = BackendCounters::default();
+        Self { file: tap.into(), packet: Vec::new(), len: None, counters }
     }
 }
 
@@ -174,8 +178,11 @@ impl NetworkBackend for Tap {
     fn packet(&mut self) -> Option<&mut [u8]> {
         if self.len.is_none() {
             self.packet.resize(MAX_PACKET, 0);
+            let read = rustix::io::read(&self.file, &mut self.packet[..]);
             // A device that was removed has no packets.
-            let len = rustix::io::read(&self.file, &mut self.packet[..]).ok()?;
+            let failed = matches!(read, Err(errno) if errno != Errno::AGAIN);
+            self.counters.read_failures += u64::from(failed);
+            let len = read.ok()?;
             self.len = Some(len).filter(|len| *len > HEADER_LEN);
         }
         self.packet.get_mut(..self.len?)
@@ -188,10 +195,16 @@ impl NetworkBackend for Tap {
     fn transmit(&mut self, packets: &[&[u8]]) -> Traffic {
         let mut traffic = Traffic::default();
         for packet in packets {
+            let begin = Instant::now();
             let sent = rustix::io::write(&self.file, packet) == Ok(packet.len());
+            self.counters.writes += Timed::once(begin.elapsed());
             traffic.count(u64_of(packet.len().saturating_sub(HEADER_LEN)), sent);
         }
         traffic
+    }
+
+    fn counters(&self) -> BackendCounters {
+        self.counters
     }
 }
 

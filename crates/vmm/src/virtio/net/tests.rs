@@ -122,8 +122,8 @@ fn frames_pass_in_both_directions() {
     assert_eq!(features.len(), 1);
     assert_eq!(features[0] & OFFLOADS, OFFLOADS);
     let one = |bytes| Traffic { frames: 1, bytes, dropped: 0 };
-    let expected = NetworkCounters { to_guest: one(12), from_guest: one(11) };
-    assert_eq!(guest.transport().device().counters(), expected);
+    let counters = guest.transport().device().counters();
+    assert_eq!((counters.to_guest, counters.from_guest), (one(12), one(11)));
 }
 
 #[test]
@@ -139,6 +139,23 @@ fn frames_wait_until_the_guest_has_buffers() {
         assert_eq!(next(&mut guest).unwrap().1, [number; 60]);
     }
     assert!(next(&mut guest).is_none());
+    let counters = guest.transport().device().counters();
+    // Before the first buffer, and after each but the last.
+    assert_eq!((counters.waits, counters.idle), (3, 0));
+    guest.set(0x50, 1);
+    guest.run();
+    assert_eq!(guest.transport().device().counters().idle, 1);
+}
+
+#[test]
+fn frames_from_another_address_pass_and_are_counted() {
+    let wire = Wire::new();
+    let mut guest = Guest::started(wire.device());
+    let from = |address: [u8; 6]| [[0xff; 6].as_slice(), &address, &[0; 48]].concat();
+    let frames = [from(CONFIG.mac), from([1; 6])];
+    frames.iter().for_each(|frame| send(&mut guest, frame));
+    assert_eq!(wire.received(), frames);
+    assert_eq!(guest.transport().device().counters().spoofed, 1);
 }
 
 #[test]
@@ -209,7 +226,8 @@ fn a_frame_that_is_too_large_is_dropped() {
     guest.request(1, &parts, &[]);
     send(&mut guest, b"next");
     assert_eq!(wire.received(), [b"next"]);
-    assert_eq!(guest.transport().device().counters().from_guest.dropped, 1);
+    let counters = guest.transport().device().counters();
+    assert_eq!((counters.from_guest.dropped, counters.oversized), (1, 1));
 }
 
 #[test]

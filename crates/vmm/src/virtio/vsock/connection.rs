@@ -80,6 +80,14 @@ pub(super) struct Connection {
     shutdown_sent: u32,
     /// The socket's write side was shut down, because the guest sends no more.
     write_shut_down: bool,
+    failures: Failures,
+}
+
+/// Calls for a connection's socket that failed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Failures {
+    pub(super) reads: u64,
+    pub(super) writes: u64,
 }
 
 impl Connection {
@@ -115,7 +123,12 @@ impl Connection {
             guest_shutdown: 0,
             shutdown_sent: 0,
             write_shut_down: false,
+            failures: Failures::default(),
         }
+    }
+
+    pub(super) fn failures(&self) -> Failures {
+        self.failures
     }
 
     pub(super) fn forwarded(&self) -> u32 {
@@ -237,7 +250,10 @@ impl Connection {
                 Ok(bytes) => self.forward(bytes),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => self.writable = false,
-                Err(_) => self.host_gone = true,
+                Err(_) => {
+                    self.failures.writes += 1;
+                    self.host_gone = true;
+                }
             }
         }
         if self.host_gone {
@@ -363,6 +379,7 @@ impl Connection {
             Ok(_) => self.sent = self.sent.wrapping_add(length(data)),
             Err(Errno::AGAIN) => self.readable = false,
             Err(_) => {
+                self.failures.reads += 1;
                 self.host_ended = true;
                 self.host_gone = true;
                 self.flush();

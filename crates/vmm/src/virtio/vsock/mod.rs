@@ -22,6 +22,7 @@ use packet::{HEADER_LEN, Header};
 
 pub use broker::VsockBroker;
 pub use listener::{BindVsockError, VsockConnector, VsockListener};
+pub use muxer::VsockCounters;
 
 /// Packets to the guest, packets from the guest, events to the guest.
 const QUEUE_SIZES: [u16; 3] = [256, 256, 64];
@@ -68,6 +69,11 @@ impl Vsock {
     pub(crate) fn new(guest_cid: u32, listener: VsockListener) -> io::Result<Self> {
         let muxer = Muxer::new(guest_cid.into(), listener)?;
         Ok(Self { guest_cid, muxer, transport_reset: TransportReset::Done })
+    }
+
+    /// What it has done.
+    pub(crate) fn counters(&self) -> VsockCounters {
+        self.muxer.counters()
     }
 
     /// A way for this process to connect.

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use firn_base::num::usize_of;
+use firn_base::num::{u64_of, usize_of};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
@@ -12,7 +12,7 @@ use rustix::time::Timespec;
 
 use super::super::chain::ChainFault;
 use super::broker::{Request, Requests};
-use super::connection::{BUFFER, Connection, Outgoing, Ports};
+use super::connection::{BUFFER, Connection, Failures, Outgoing, Ports};
 #[cfg(test)]
 use super::listener::VsockConnector;
 use super::listener::VsockListener;
@@ -34,6 +34,31 @@ const ANY_PORT: u32 = u32::MAX;
 const BROKER: u32 = ANY_PORT - 1;
 /// Bytes for a program's first line, of which the longest is `CONNECT 4294967295\n`.
 const LINE_CAPACITY: usize = 32;
+
+/// The streams of a guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VsockCounters {
+    /// Packets to the guest.
+    pub packets_to_guest: u64,
+    /// Bytes of data in them.
+    pub bytes_to_guest: u64,
+    /// Packets from the guest.
+    pub packets_from_guest: u64,
+    /// Bytes of data that was accepted in them.
+    pub bytes_from_guest: u64,
+    /// Connections that were made.
+    pub opened: u64,
+    /// Connections that are no more.
+    pub closed: u64,
+    /// Those of them that the device ended by a reset.
+    pub resets: u64,
+    /// Reads of the host's sockets that failed.
+    pub read_failures: u64,
+    /// Writes to the host's sockets that failed.
+    pub write_failures: u64,
+    /// Waits for events of the host's sockets that failed.
+    pub poll_failures: u64,
+}
 
 /// The connections of one guest.
 #[derive(Debug)]
@@ -58,6 +83,7 @@ pub(super) struct Muxer {
     /// Whether requests for new connections are held back.
     hold: bool,
     data: Vec<u8>,
+    counters: VsockCounters,
 }
 
 impl Muxer {
@@ -84,12 +110,18 @@ impl Muxer {
             resets: VecDeque::new(),
             hold: false,
             data: Vec::new(),
+            counters: VsockCounters::default(),
         })
     }
 
     /// Readable when [`Muxer::poll`] has work.
     pub(super) fn event_source(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
+    }
+
+    pub(super) fn counters(&self) -> VsockCounters {
+        let of_connections = self.connections.values().map(Connection::failures);
+        of_connections.fold(self.counters, VsockCounters::with)
     }
 
     #[cfg(test)]
@@ -132,7 +164,15 @@ impl Muxer {
     /// Drops all connections after a reset of the driver, except those whose request was not sent
     /// yet.
     pub(super) fn reset(&mut self) {
-        self.connections.retain(|_, connection| connection.is_unknown_to_guest());
+        let counters = &mut self.counters;
+        self.connections.retain(|_, connection| {
+            let stays = connection.is_unknown_to_guest();
+            if !stays {
+                *counters = counters.with(connection.failures());
+                counters.closed += 1;
+            }
+            stays
+        });
         self.requests.forget_all();
         self.resets.clear();
         let connections = &self.connections;
@@ -143,8 +183,11 @@ impl Muxer {
     pub(super) fn poll(&mut self) {
         let mut events = Vec::with_capacity(EVENTS);
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let room = rustix::buffer::spare_capacity(&mut events);
         // After an interruption, the next call returns the events.
-        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&now));
+        let waited = epoll::wait(&self.epoll, room, Some(&now));
+        let failed = waited.is_err_and(|errno| errno != Errno::INTR);
+        self.counters.poll_failures += u64::from(failed);
         for event in events {
             let ports = from_token(event.data);
             let flags = event.flags;
@@ -230,8 +273,7 @@ impl Muxer {
         let Some(ports) = self.free_ports(guest_port) else { return };
         let interest = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         if epoll::modify(&self.epoll, &stream, token(ports), interest).is_ok() {
-            self.connections.insert(ports, Connection::from_host(ports, stream));
-            self.update(ports);
+            self.add(ports, Connection::from_host(ports, stream));
         }
     }
 
@@ -253,6 +295,7 @@ impl Muxer {
         header: &Header,
         read: impl FnOnce(&mut [u8]) -> Result<(), ChainFault>,
     ) -> Result<(), ChainFault> {
+        self.counters.packets_from_guest += 1;
         // The packet has a wrong source address, so there is no address for a response.
         if header.src_cid != self.guest_cid {
             return Ok(());
@@ -283,6 +326,7 @@ impl Muxer {
                     self.data.clear();
                     self.data.resize(usize_of(header.len.into()), 0);
                     read(&mut self.data)?;
+                    self.counters.bytes_from_guest += u64::from(header.len);
                     connection.on_data(&self.data);
                 }
                 Some(Op::Shutdown) => connection.on_shutdown(header.flags),
@@ -323,8 +367,7 @@ impl Muxer {
                 {
                     let mut connection = Connection::from_guest(ports, stream);
                     connection.set_credit(buf_alloc, fwd_cnt);
-                    self.connections.insert(ports, connection);
-                    self.update(ports);
+                    self.add(ports, connection);
                 }
                 _ => self.refuse(HOST_CID, ports),
             }
@@ -336,6 +379,12 @@ impl Muxer {
         if self.resets.len() < MAX_RESETS {
             self.resets.push_back((cid, ports));
         }
+    }
+
+    fn add(&mut self, ports: Ports, connection: Connection) {
+        self.connections.insert(ports, connection);
+        self.counters.opened += 1;
+        self.update(ports);
     }
 
     /// Removes or queues a connection after a change.
@@ -352,6 +401,8 @@ impl Muxer {
     fn remove(&mut self, ports: Ports) {
         // Closing the socket also takes it out of the epoll set.
         let Some(connection) = self.connections.remove(&ports) else { return };
+        self.counters = self.counters.with(connection.failures());
+        self.counters.closed += 1;
         if connection.queued {
             self.ready.retain(|ready| *ready != ports);
         }
@@ -369,6 +420,7 @@ impl Muxer {
     pub(super) fn next_packet(&mut self, max: usize) -> Option<(Header, &[u8])> {
         self.data.clear();
         if let Some((cid, ports)) = self.resets.pop_front() {
+            self.counters.packets_to_guest += 1;
             let packet = Outgoing { op: Op::Reset, flags: 0 };
             return Some((self.header(cid, ports, packet, 0), &[]));
         }
@@ -379,7 +431,10 @@ impl Muxer {
                 continue;
             };
             let forwarded = connection.forwarded();
+            self.counters.packets_to_guest += 1;
+            self.counters.bytes_to_guest += u64_of(self.data.len());
             if packet.op == Op::Reset {
+                self.counters.resets += 1;
                 self.remove(ports);
             } else {
                 self.update(ports);
@@ -402,6 +457,18 @@ impl Muxer {
             flags: packet.flags,
             buf_alloc: BUFFER,
             fwd_cnt: forwarded,
+        }
+    }
+}
+
+impl VsockCounters {
+    /// The same with what has failed for a connection.
+    fn with(self, failures: Failures) -> Self {
+        let Failures { reads, writes } = failures;
+        Self {
+            read_failures: self.read_failures + reads,
+            write_failures: self.write_failures + writes,
+            ..self
         }
     }
 }

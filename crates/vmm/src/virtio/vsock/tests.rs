@@ -39,6 +39,18 @@ fn a_connection_carries_bytes_both_ways() {
     assert_eq!(&answer, b"answer");
     peer.expect_nothing();
     assert_eq!(peer.connections(), 1);
+    peer.send(ends, Op::Reset, 0, &[]);
+    let expected = VsockCounters {
+        // The request and the data, and what the guest answered.
+        packets_to_guest: 2,
+        bytes_to_guest: 8,
+        packets_from_guest: 3,
+        bytes_from_guest: 6,
+        opened: 1,
+        closed: 1,
+        ..VsockCounters::default()
+    };
+    assert_eq!(peer.guest.transport().device().counters(), expected);
 }
 
 #[test]
