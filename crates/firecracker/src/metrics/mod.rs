@@ -2,8 +2,8 @@
 //!
 //! They have Firecracker's names, and values of this process; what cannot happen in firn is 0.
 //! Counts and sums are those since the last flush, times are the last ones, and the shortest and
-//! longest times are those since the start. They are flushed every minute, on request and at the
-//! end.
+//! longest times are those since the start. They are flushed when a microVM was started, every
+//! minute from then on, on request and at the end.
 
 mod groups;
 mod requests;
@@ -21,6 +21,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
+use tokio::sync::Notify;
 
 use self::groups::{Group, Key};
 pub(crate) use self::requests::Counter;
@@ -118,6 +119,8 @@ pub(crate) struct Metrics(Arc<Mutex<Inner>>);
 
 #[derive(Default)]
 struct Inner {
+    /// A microVM was started.
+    started: Arc<Notify>,
     file: Option<File>,
     /// Requests, and those that failed.
     counts: BTreeMap<Counter, (u64, u64)>,
@@ -158,7 +161,9 @@ impl Metrics {
 
     /// Counts what a microVM does.
     pub(crate) fn watch(&self, microvm: Handle) {
-        self.0.lock().microvm = Some(microvm);
+        let mut inner = self.0.lock();
+        inner.microvm = Some(microvm);
+        inner.started.notify_one();
     }
 
     /// The microVM has ended, after all this.
@@ -188,24 +193,28 @@ impl Metrics {
         Ok(())
     }
 
-    /// Flushes every minute.
+    /// Flushes when a microVM was started, and every minute from then on.
     pub(crate) async fn keep_flushing(self) -> Infallible {
+        let started = self.0.lock().started.clone();
+        started.notified().await;
         loop {
-            tokio::time::sleep(PERIOD).await;
             // The next one may succeed.
             let _ = self.flush();
+            tokio::time::sleep(PERIOD).await;
         }
     }
 
     /// Writes a line, if there is a file.
     pub(crate) fn flush(&self) -> Result<(), MetricsError> {
-        let microvm = self.0.lock().microvm.clone();
-        // Without the lock: the microVM takes it at its end.
-        let devices = microvm.and_then(|microvm| microvm.call(|microvm| microvm.counters()).ok());
-        let mut inner = self.0.lock();
+        let inner = self.0.lock();
         if inner.file.is_none() {
             return Ok(());
         }
+        let microvm = inner.microvm.clone();
+        // The microVM takes the lock at its end.
+        drop(inner);
+        let devices = microvm.and_then(|microvm| microvm.call(|microvm| microvm.counters()).ok());
+        let mut inner = self.0.lock();
         if let Some(devices) = devices {
             inner.devices = devices;
         }
