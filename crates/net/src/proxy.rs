@@ -580,6 +580,7 @@ impl Proxy {
 fn add(epoll: &OwnedFd, source: &OwnedFd, id: u64) -> Result<(), Errno> {
     let events = epoll::EventFlags::IN
         | epoll::EventFlags::OUT
+        | epoll::EventFlags::PRI
         | epoll::EventFlags::RDHUP
         | epoll::EventFlags::ET;
     epoll::add(epoll, source, epoll::EventData::new_u64(id), events)

@@ -29,7 +29,8 @@ impl TcpFlow {
             phase: Phase::Calling,
             end: None,
             from_guest: FromGuest::unknown(limit),
-            to_guest: ToGuest { readable: true, ..ToGuest::unknown(first) },
+            // The port may be a unix socket.
+            to_guest: ToGuest { readable: true, reads_on: true, ..ToGuest::unknown(first) },
             ack_due: true,
             probe_due: false,
             keepalive_due: false,

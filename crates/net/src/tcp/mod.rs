@@ -49,8 +49,9 @@ const RTO_LIMIT: Duration = Duration::from_secs(60);
 const MAX_ATTEMPTS: u32 = 10;
 /// As long as Linux tries to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(130);
-/// Events after which a socket has an end to read.
-const ENDS: EventFlags = EventFlags::RDHUP.union(EventFlags::HUP).union(EventFlags::ERR);
+/// Events after which a socket has something to read that stops a read.
+const STOPS: EventFlags =
+    EventFlags::RDHUP.union(EventFlags::HUP).union(EventFlags::ERR).union(EventFlags::PRI);
 /// How long a guest that has sent its FIN is silent before it is probed.
 const HALF_CLOSED_IDLE: Duration = Duration::from_secs(60);
 
@@ -150,8 +151,10 @@ struct ToGuest {
     bytes: Unacked,
     /// The host's socket may have something after `next`.
     readable: bool,
-    /// The host's socket has an end or an error: nothing but a read finds it.
-    ends: bool,
+    /// A read that returns less than there is room for is not the last one. The host's socket may
+    /// have what stops a read and is no event afterwards: an end, an error, an urgent mark
+    /// (tcp(7)), or, in a unix socket, descriptors.
+    reads_on: bool,
     /// The number of the host's FIN, which follows its last byte, when that was read.
     fin: Option<Seq>,
     fin_acked: bool,
@@ -269,7 +272,7 @@ impl TcpFlow {
         self.end = Some(End::Metadata(Box::new(connection)));
         self.connected();
         // It has no events, so it is read until it has nothing.
-        self.to_guest.ends = true;
+        self.to_guest.reads_on = true;
     }
 
     /// When the guest last used its connection to the metadata service, if it is one.
@@ -299,7 +302,7 @@ impl TcpFlow {
             if failed || events.contains(EventFlags::OUT) {
                 end.error()?;
                 self.connected();
-                self.to_guest.ends = events.intersects(ENDS);
+                self.to_guest.reads_on |= events.intersects(STOPS);
             }
             return Ok(());
         }
@@ -307,7 +310,7 @@ impl TcpFlow {
             self.reset_guest();
             return Ok(());
         }
-        self.to_guest.ends |= events.intersects(ENDS);
+        self.to_guest.reads_on |= events.intersects(STOPS);
         if self.phase == Phase::Calling {
             return Ok(());
         }
@@ -442,7 +445,7 @@ impl ToGuest {
             mss: DEFAULT_MSS,
             bytes: Unacked::default(),
             readable: false,
-            ends: false,
+            reads_on: false,
             fin: None,
             fin_acked: false,
             is_consumed: false,

@@ -143,7 +143,7 @@ impl TcpFlow {
                 Ok(count) => {
                     len += count;
                     // It is empty, and what arrives from now on is an event.
-                    to_guest.readable = len == wanted || to_guest.ends;
+                    to_guest.readable = len == wanted || to_guest.reads_on;
                 }
                 Err(Errno::AGAIN) => to_guest.readable = false,
                 Err(errno) => return Err(errno),

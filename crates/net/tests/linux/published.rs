@@ -1,11 +1,15 @@
 //! Servers of the guest that the host's programs reach.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::thread;
+use std::time::Duration;
 
 use firn_net::{NetworkState, PublishedAddress};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use crate::servers::{Pattern, echo};
 use crate::world::{Settings, World, is_possible};
@@ -60,6 +64,42 @@ fn each_kind_of_address_reaches_the_guest() {
     world.wait_for("ended", |counters| counters.flows == 0);
 }
 
+/// A read stops before a message with descriptors, and nothing tells of the rest.
+#[test]
+fn what_follows_descriptors_on_a_path_arrives() {
+    if !is_possible() {
+        return;
+    }
+    let path = std::env::temp_dir().join(format!("firn-descriptors-{}.sock", std::process::id()));
+    let unix: &'static str = format!("unix:{}:7000", path.display()).leak();
+    let publish: &'static [_] = vec![unix].leak();
+    let world = World::new(Settings { publish, ..Settings::default() });
+    serve(&world, |mut stream| {
+        stream.write_all(b"begin").unwrap();
+        let mut all = [0; 6];
+        stream.read_exact(&mut all).unwrap();
+        stream.write_all(&all).unwrap();
+    });
+    let mut stream = UnixStream::connect(&path).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.read_exact(&mut [0; 5]).unwrap();
+    // Both are there before the first one is read.
+    let mut stream = world.while_stopped(move || {
+        for part in [b"one", b"two"] {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let rights = [stream.as_fd()];
+            assert!(control.push(SendAncillaryMessage::ScmRights(&rights)));
+            let flags = SendFlags::empty();
+            sendmsg(&stream, &[IoSlice::new(part)], &mut control, flags).unwrap();
+        }
+        stream
+    });
+    let mut all = [0; 6];
+    stream.read_exact(&mut all).unwrap();
+    assert_eq!(&all, b"onetwo");
+}
+
 #[test]
 fn large_transfers_and_half_ends_pass() {
     if !is_possible() {
@@ -89,7 +129,7 @@ fn a_refusal_and_a_reset_reach_the_other_side() {
     let reset = move || TcpStream::connect(address).unwrap().read(&mut [0]).unwrap_err().kind();
     assert_eq!(world.host.run(reset), ErrorKind::ConnectionReset);
     serve(&world, |stream| {
-        let linger = Some(std::time::Duration::ZERO);
+        let linger = Some(Duration::ZERO);
         rustix::net::sockopt::set_socket_linger(&stream, linger).unwrap();
     });
     assert_eq!(world.host.run(reset), ErrorKind::ConnectionReset);
@@ -131,7 +171,7 @@ fn connections_of_before_a_thaw_are_reset() {
         // After its end, a half-closed connection is reset when it is used.
         match end.unwrap() {
             Ok(_) => assert!((0..1000).any(|_| {
-                thread::sleep(std::time::Duration::from_millis(5));
+                thread::sleep(Duration::from_millis(5));
                 server.write_all(b"x").is_err()
             })),
             Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use firn_net::Offloads;
+use rustix::net::SendFlags;
 use rustix::net::sockopt::set_socket_linger;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -121,6 +122,30 @@ fn either_side_ends_its_half_alone() {
     });
     assert_eq!(receive.recv().unwrap(), b"still here");
     world.wait_for("without flows", |counters| counters.flows == 0);
+}
+
+/// A read of the host's socket stops before the urgent byte, and nothing tells of the rest.
+#[test]
+fn an_urgent_byte_and_what_follows_it_arrive() {
+    if !is_possible() {
+        return;
+    }
+    let world = World::new(Settings::default());
+    let (send, accepted) = channel();
+    let port = serve(&world, HOST_V4, move |stream| send.send(stream).unwrap());
+    let stream = world.guest.run(move || TcpStream::connect((HOST_V4, port)).unwrap());
+    let mut server = accepted.recv().unwrap();
+    // All is there before the first part is read.
+    let _server = world.while_stopped(move || {
+        server.write_all(b"before").unwrap();
+        rustix::net::send(&server, b"!", SendFlags::OOB).unwrap();
+        server.write_all(b"after").unwrap();
+        server
+    });
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let mut all = [0; 12];
+    (&stream).read_exact(&mut all).unwrap();
+    assert_eq!(&all, b"before!after");
 }
 
 #[test]

@@ -113,6 +113,26 @@ impl World {
         receive.recv().unwrap()
     }
 
+    /// Runs something in another thread while the proxy does nothing.
+    pub(crate) fn while_stopped<T: Send + 'static>(
+        &self,
+        run: impl FnOnce() -> T + Send + 'static,
+    ) -> T {
+        let (begin, begun) = channel();
+        let (send, done) = channel();
+        let thread = thread::spawn(move || {
+            begun.recv().unwrap();
+            let result = run();
+            send.send(()).unwrap();
+            result
+        });
+        self.with_proxy(move |_| {
+            begin.send(()).unwrap();
+            done.recv().unwrap();
+        });
+        thread.join().unwrap()
+    }
+
     pub(crate) fn counters(&self) -> Counters {
         self.with_proxy(|proxy| proxy.counters())
     }
