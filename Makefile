@@ -15,7 +15,7 @@ certificates := $(target)/certificates
 s3-server := $(target)/versitygw
 cache := $(or $(FIRN_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/firn)
 firecracker := $(cache)/firecracker
-firecracker-lab = $(firn) lab run --cpus 1 --memory 6G --timeout 1800 $(addprefix --in ,$(wildcard \
+firecracker-lab = $(firn) lab run --cpus 2 --memory 6G --timeout 1800 $(addprefix --in ,$(wildcard \
     tests/clients/firecracker/*.sh) $(firecracker)/clients $(firecracker)/vmlinux $(firecracker)/bzImage \
     $(firecracker)/root.ext4 $(firecracker)/ssh-key $(target)/release/firn-firecracker $(target)/release/jailer) \
     -- sh /in/l1.sh

@@ -112,7 +112,7 @@ impl Vmm {
 
     /// Begins what a start needs in any case. It does not wait for it.
     pub(crate) fn prepare(&self) {
-        // A thread that has ended makes no microVM.
+        // Fails if the thread has ended.
         let _ = self.0.send(Job::Prepare);
     }
 

@@ -7,7 +7,7 @@ use parking_lot::{Mutex, MutexGuard};
 use thiserror::Error;
 
 use crate::arch::{acpi, layout};
-use crate::console::SerialPort;
+use crate::console::{SerialCounters, SerialPort};
 use crate::i8042::Keyboard;
 
 /// Registers in guest-physical memory. Accesses come from vCPU threads, one at a time per device.
@@ -54,6 +54,7 @@ struct Window {
 /// The devices of one microVM, by address. All vCPU threads use it.
 pub(crate) struct Bus {
     serial: Mutex<SerialPort>,
+    serial_counters: Arc<Mutex<SerialCounters>>,
     keyboard: Option<Mutex<Keyboard>>,
     windows: BTreeMap<u64, Window>,
 }
@@ -61,8 +62,9 @@ pub(crate) struct Bus {
 impl Bus {
     /// A guest without a keyboard controller has nothing at its ports.
     pub(crate) fn new(serial: SerialPort, keyboard: Option<Keyboard>) -> Self {
+        let serial_counters = serial.events().counters.clone();
         let (serial, keyboard) = (Mutex::new(serial), keyboard.map(Mutex::new));
-        Self { serial, keyboard, windows: BTreeMap::new() }
+        Self { serial, serial_counters, keyboard, windows: BTreeMap::new() }
     }
 
     /// Maps `device` at the guest-physical address `start`, for `len` bytes.
@@ -86,6 +88,10 @@ impl Bus {
         self.serial.lock()
     }
 
+    pub(crate) fn serial_counters(&self) -> SerialCounters {
+        *self.serial_counters.lock()
+    }
+
     pub(crate) fn keyboard(&self) -> Option<MutexGuard<'_, Keyboard>> {
         self.keyboard.as_ref().map(Mutex::lock)
     }
@@ -94,10 +100,9 @@ impl Bus {
     pub(crate) fn port_read(&self, port: u16, data: &mut [u8]) {
         data.fill(0xff);
         if let Some(offset) = serial_offset(port) {
-            let mut serial = self.serial();
             match data {
-                [byte] => *byte = serial.read(offset),
-                _ => serial.events().count(|counters| counters.invalid_reads += 1),
+                [byte] => *byte = self.serial().read(offset),
+                _ => self.serial_counters.lock().invalid_reads += 1,
             }
             return;
         }
@@ -123,11 +128,9 @@ impl Bus {
             return None;
         };
         if let Some(offset) = serial_offset(port) {
-            let mut serial = self.serial();
             // The only error is an interrupt that cannot be raised; the guest also polls.
-            if serial.write(offset, byte).is_err() {
-                serial.events().count(|counters| counters.failures += 1);
-            }
+            let written = self.serial().write(offset, byte);
+            self.serial_counters.lock().failures += u64::from(written.is_err());
             return None;
         }
         let sleep_type = (byte >> 2) & 0b111;
@@ -159,7 +162,7 @@ impl Bus {
         let is_keyboard =
             [layout::KEYBOARD_DATA_PORT, layout::KEYBOARD_COMMAND_PORT].contains(&port);
         if serial_offset(port).is_some() {
-            self.serial().events().count(|counters| counters.invalid_writes += 1);
+            self.serial_counters.lock().invalid_writes += 1;
         } else if let Some(mut keyboard) = self.keyboard().filter(|_| is_keyboard) {
             keyboard.counters.invalid_writes += 1;
         }

@@ -126,5 +126,5 @@ fn serial_output_is_kept() {
         invalid_writes: 1,
         ..SerialCounters::default()
     };
-    assert_eq!(bus.serial().events().counters(), expected);
+    assert_eq!(bus.serial_counters(), expected);
 }

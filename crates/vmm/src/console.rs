@@ -1,7 +1,6 @@
 //! The serial console: a 16550 at COM1. Its last output is kept for error reports, and copied to a
 //! file.
 
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
@@ -117,33 +116,21 @@ pub struct SerialCounters {
 /// waits for that.
 pub(crate) struct PortEvents {
     room: Option<EventFd>,
-    counters: Cell<SerialCounters>,
-}
-
-impl PortEvents {
-    /// What was counted.
-    pub(crate) fn counters(&self) -> SerialCounters {
-        self.counters.get()
-    }
-
-    pub(crate) fn count(&self, count: impl FnOnce(&mut SerialCounters)) {
-        let mut counters = self.counters.get();
-        count(&mut counters);
-        self.counters.set(counters);
-    }
+    /// With a lock of its own: a vCPU has the port's while the console's output blocks.
+    pub(crate) counters: Arc<Mutex<SerialCounters>>,
 }
 
 impl SerialEvents for PortEvents {
     fn buffer_read(&self) {
-        self.count(|counters| counters.reads += 1);
+        self.counters.lock().reads += 1;
     }
 
     fn out_byte(&self) {
-        self.count(|counters| counters.writes += 1);
+        self.counters.lock().writes += 1;
     }
 
     fn tx_lost_byte(&self) {
-        self.count(|counters| counters.lost += 1);
+        self.counters.lock().lost += 1;
     }
 
     fn in_buffer_empty(&self) {
@@ -219,7 +206,7 @@ impl SerialRegisters {
             scratch: self.scratch,
             in_buffer: self.in_buffer,
         };
-        let events = PortEvents { room, counters: Cell::default() };
+        let events = PortEvents { room, counters: Arc::default() };
         Serial::from_state(&state, SerialIrq(irq), events, console)
             .map_err(|_| SerialStateError(state.in_buffer.len()))
     }

@@ -6,11 +6,11 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/debian.sh"
-packages=(bash busybox-static curl e2fsprogs iproute2 nftables openssh-server)
+packages=(bash busybox-static curl e2fsprogs iproute2 nftables openssh-server procps)
 # Dependencies that only maintainer scripts, package managers and PAM use.
 unused='adduser|base-files|debconf|debianutils|dpkg|init-system-helpers|libdb5.3|libfile-.*'
-unused+='|libgdbm.*|libnumber-.*|libpam-modules.*|libpam-runtime|libperl.*|libproc2-.*|libsemanage.*'
-unused+='|libsepol2|libtext-.*|lsb-base|mawk|passwd|perl.*|procps|runit-helper|sensible-utils'
+unused+='|libgdbm.*|libnumber-.*|libpam-modules.*|libpam-runtime|libperl.*|libsemanage.*'
+unused+='|libsepol2|libtext-.*|lsb-base|mawk|passwd|perl.*|runit-helper|sensible-utils'
 unused+='|sysvinit-utils|tar|ucf|usrmerge'
 modules=(act_mirred cls_u32 dummy libcrc32c nf_conntrack nf_defrag_ipv4 nf_defrag_ipv6 nf_nat
     nf_tables nfnetlink nft_chain_nat nft_ct nft_masq nft_nat sch_ingress veth)
@@ -58,6 +58,8 @@ cp "$here"/root/{fstab,group,inittab,passwd} "$root/etc/"
 cp "$here/root/sshd_config" "$root/etc/ssh/"
 ln -s /proc/mounts "$root/etc/mtab"
 printf '127.0.0.1 localhost\n' >"$root/etc/hosts"
+# A CNI plugin reads it.
+printf 'nameserver 127.0.0.1\n' >"$root/etc/resolv.conf"
 (cd "$here/guest" && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$root/usr/bin/guest") ||
     fail "Go does not build the guest's program (messages above): it needs Go 1.21 or newer"
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::config::{
     Balloon, BalloonStatisticsUpdate, BalloonUpdate, BootSource, CreateSnapshot, Drive,
     DriveUpdate, Entropy, LoadSnapshot, MachineConfig, MachineConfigUpdate, MmdsConfig,
-    NetworkInterface, NetworkInterfaceUpdate, PlannerChoice, Serial, Vsock,
+    MmdsVersion, NetworkInterface, NetworkInterfaceUpdate, PlannerChoice, Serial, Vsock,
 };
 use crate::fault::Fault;
 use crate::logger::LoggerConfig;
@@ -259,6 +259,8 @@ impl Request {
             Self::LoadSnapshot(load) => load.mem_file_path.is_some() || load.enable_diff_snapshots,
             Self::PutVsock(vsock) => vsock.vsock_id.is_some(),
             Self::PutMachineConfig(machine) => machine.cpu_template.is_some(),
+            Self::PatchMachineConfig(machine) => machine.cpu_template.is_some(),
+            Self::PutMmdsConfig(mmds) => mmds.version == MmdsVersion::V1,
             _ => false,
         }
     }

@@ -36,7 +36,7 @@ pub(crate) struct MachineConfigUpdate {
     vcpu_count: Option<u8>,
     mem_size_mib: Option<u64>,
     smt: Option<bool>,
-    cpu_template: Option<CpuTemplate>,
+    pub(crate) cpu_template: Option<CpuTemplate>,
     track_dirty_pages: Option<bool>,
     huge_pages: Option<HugePages>,
 }

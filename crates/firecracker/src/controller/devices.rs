@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use firn_net::{MetadataConfig, MetadataVersion};
 use firn_vmm::{
-    Console, Devices, DiskCache, Drive as HostDrive, DriveDisk, HostConfig, Metadata, Network,
-    NetworkConfig, NetworkDevice, NetworkEnd, OpenFile, RateLimit, RateLimiter as Limiter,
+    Console, Devices, DiskCache, Drive as HostDrive, DriveDisk, Handle, HostConfig, Metadata,
+    Network, NetworkConfig, NetworkDevice, NetworkEnd, OpenFile, RateLimit, RateLimiter as Limiter,
     TokenBucket as Bucket, VsockBroker, VsockListener, open_tap,
 };
 use rustix::event::epoll;
@@ -181,8 +181,9 @@ impl Controller {
         let mut changed = drive.clone();
         if let Some(path) = update.path_on_host {
             changed.path_on_host = Some(path);
-            let (id, file) = (drive.drive_id.clone(), open_drive(&changed)?);
-            call(&running.handle, move |microvm| microvm.replace_drive(&id, file))??;
+            let replaced = replace_drive(&running.handle, &changed);
+            self.metrics.count_update(&drive.drive_id, replaced.is_err());
+            replaced?;
         }
         if let Some(limiter) = update.rate_limiter {
             changed.rate_limiter = Some(limiter);
@@ -312,6 +313,12 @@ fn put<T>(items: &mut Vec<T>, item: T, id: impl Fn(&T) -> &String) {
 
 fn no_device(kind: &str, id: &str) -> Fault {
     Fault::new(format!("the microVM has no {kind} {id:?}"))
+}
+
+/// Exchanges the file of a drive of a running microVM.
+fn replace_drive(microvm: &Handle, drive: &Drive) -> Result<(), Fault> {
+    let (id, file) = (drive.drive_id.clone(), open_drive(drive)?);
+    Ok(call(microvm, move |microvm| microvm.replace_drive(&id, file))??)
 }
 
 fn open_drive(drive: &Drive) -> Result<OpenFile, Fault> {

@@ -46,10 +46,10 @@ pub(crate) struct Controller {
     vmm: Vmm,
     metrics: Metrics,
     config: VmConfig,
-    /// Whether this thread is to be confined.
+    /// Whether this thread has still to be confined.
     confine: bool,
-    /// Whether [`Controller::settle`] was called.
-    settled: bool,
+    /// Whether the start of the guest is prepared.
+    prepared: bool,
     /// Whether there was a resource that a load does not allow before it.
     configured: bool,
     running: Option<Running>,
@@ -90,7 +90,7 @@ impl Controller {
             metrics,
             config: VmConfig::default(),
             confine,
-            settled: false,
+            prepared: false,
             configured: false,
             running: None,
             mmds: MetadataStore::with_limit(mmds_limit),
@@ -100,20 +100,20 @@ impl Controller {
     /// Does once what the first answer does not wait for and a guest needs: prepares its start, and
     /// takes from this thread what it does not need to serve clients.
     pub(crate) fn settle(&mut self) -> Result<(), StartError> {
-        if self.settled {
-            return Ok(());
+        if !self.prepared {
+            self.vmm.prepare();
+            self.prepared = true;
         }
-        self.vmm.prepare();
         if self.confine {
             jail::confine_thread(ThreadRole::Open, Exit::SystemCall.code().into())?;
+            self.confine = false;
         }
-        self.settled = true;
         Ok(())
     }
 
-    /// Whether [`Controller::settle`] was called.
+    /// Whether [`Controller::settle`] has nothing to do.
     pub(crate) const fn is_settled(&self) -> bool {
-        self.settled
+        self.prepared && !self.confine
     }
 
     /// Sets up all resources of a configuration file, and starts the microVM if it has a kernel.

@@ -20,7 +20,7 @@ pub(super) struct Group {
     pub(super) name: String,
     /// Counts since the start.
     counts: Vec<(String, u64)>,
-    /// What is no count.
+    /// Values that each line has as they are.
     values: Vec<(&'static str, u64)>,
     times: Vec<(&'static str, Timed)>,
 }
@@ -93,17 +93,24 @@ pub(super) fn micros(time: Duration) -> u64 {
 }
 
 /// Those of a microVM's devices and vCPUs. Without a device its metrics are zeros.
-pub(super) fn of_microvm(counters: &Counters) -> Vec<Group> {
+/// `updates` are those of drives' files, and those that failed.
+pub(super) fn of_microvm(
+    counters: &Counters,
+    updates: &BTreeMap<String, (u64, u64)>,
+) -> Vec<Group> {
     let Counters { drives, networks, vsock, entropy, balloon, serial, keyboard, exits, events } =
         counters;
-    let disks = drives.iter().map(|drive| disk(&format!("block_{}", drive.id), drive));
+    let disks = drives.iter().map(|drive| {
+        let updates = updates.get(&drive.id).copied().unwrap_or_default();
+        disk(&format!("block_{}", drive.id), drive, updates)
+    });
     let disks: Vec<_> = disks.collect();
     let links = networks.iter().map(|link| network(&format!("net_{}", link.id), link));
     let links: Vec<_> = links.collect();
     let services = networks.iter().map(|link| mmds(&link.device.backend.metadata));
     let services: Vec<_> = services.collect();
     let mut groups = vec![
-        Group::sum("block", &disks, disk("", &DeviceCounters::default())),
+        Group::sum("block", &disks, disk("", &DeviceCounters::default(), (0, 0))),
         Group::sum("net", &links, network("", &DeviceCounters::default())),
         Group::sum("mmds", &services, mmds(&firn_net::Counters::default())),
         of_vsock(&vsock.clone().unwrap_or_default()),
@@ -126,21 +133,21 @@ pub(super) fn of_microvm(counters: &Counters) -> Vec<Group> {
 const SIGNALS: [&str; 7] =
     ["sigbus", "sigsegv", "sigxfsz", "sigxcpu", "sigpipe", "sighup", "sigill"];
 
-fn disk(name: &str, counted: &DeviceCounters<DiskCounters>) -> Group {
+fn disk(name: &str, counted: &DeviceCounters<DiskCounters>, updates: (u64, u64)) -> Group {
     let DeviceCounters { transport, device, .. } = counted;
     let [queue, ..] = transport.queues;
     let counts = [
         ("activate_fails", transport.setup_failures),
         ("cfg_fails", transport.config_failures),
-        ("no_avail_buffer", device.idle),
+        ("no_avail_buffer", queue.empty_notifications),
         ("event_fails", queue.failures + transport.event_failures),
         ("execute_fails", device.failed),
         ("invalid_reqs_count", device.refused),
         ("flush_count", device.flushes),
         ("queue_event_count", queue.notifications),
         ("rate_limiter_event_count", device.limiter.refills),
-        ("update_count", device.updates),
-        ("update_fails", device.update_failures),
+        ("update_count", updates.0),
+        ("update_fails", updates.1),
         ("read_bytes", device.bytes_read),
         ("write_bytes", device.bytes_written),
         ("read_count", device.reads.count),
@@ -148,7 +155,7 @@ fn disk(name: &str, counted: &DeviceCounters<DiskCounters>) -> Group {
         ("rate_limiter_throttled_events", device.limiter.delays),
         // Every request is carried out before the next one.
         ("io_engine_throttled_events", 0),
-        ("remaining_reqs_count", device.left),
+        ("remaining_reqs_count", device.remaining),
     ];
     Group::new(name, &counts)
         .with_times(&[("read_agg", device.reads), ("write_agg", device.writes)])
@@ -165,8 +172,8 @@ fn network(name: &str, counted: &DeviceCounters<NetworkCounters>) -> Group {
         ("cfg_fails", transport.config_failures),
         // The address is read-only.
         ("mac_address_updates", 0),
-        ("no_rx_avail_buffer", device.waits),
-        ("no_tx_avail_buffer", device.idle),
+        ("no_rx_avail_buffer", device.buffer_waits),
+        ("no_tx_avail_buffer", transmit.empty_notifications),
         ("event_fails", receive.failures + transmit.failures + transport.event_failures),
         ("rx_queue_event_count", receive.notifications),
         ("rx_event_rate_limiter_count", to_limiter.refills),
@@ -190,7 +197,7 @@ fn network(name: &str, counted: &DeviceCounters<NetworkCounters>) -> Group {
         ("tx_rate_limiter_event_count", from_limiter.refills),
         ("tx_rate_limiter_throttled", from_limiter.delays),
         ("tx_spoofed_mac_count", device.spoofed),
-        ("tx_remaining_reqs_count", device.left),
+        ("tx_remaining_reqs_count", device.remaining),
     ];
     Group::new(name, &counts).with_times(&[("tap_write_agg", backend.writes)])
 }
@@ -201,7 +208,7 @@ fn mmds(service: &firn_net::Counters) -> Group {
         ("rx_accepted", service.frames_from_guest),
         ("rx_accepted_err", service.dropped_invalid),
         ("rx_accepted_unusual", unusual),
-        // Frames that are not Ethernet's are none of the service's.
+        // Other frames do not come here.
         ("rx_bad_eth", 0),
         ("rx_count", service.frames_from_guest),
         ("tx_bytes", service.bytes_to_guest),
@@ -224,7 +231,7 @@ fn of_vsock(counted: &DeviceCounters<VsockCounters>) -> Group {
         ("tx_queue_event_fails", transmit.failures),
         ("ev_queue_event_fails", event.failures),
         ("muxer_event_fails", device.poll_failures + transport.event_failures),
-        // What fails for a connection is a read or a write.
+        // Only a read or a write can fail for a connection.
         ("conn_event_fails", 0),
         ("rx_queue_event_count", receive.notifications),
         ("tx_queue_event_count", transmit.notifications),
@@ -266,6 +273,7 @@ fn of_balloon(counted: &DeviceCounters<BalloonCounters>) -> Group {
     let failures = transport.queues.iter().map(|queue| queue.failures).sum::<u64>();
     let counts = [
         ("activate_fails", transport.setup_failures),
+        ("cfg_fails", transport.config_failures),
         ("inflate_count", inflate.notifications),
         ("stats_updates_count", device.statistics),
         ("stats_update_fails", device.statistics_failures),

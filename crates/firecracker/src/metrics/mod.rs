@@ -21,7 +21,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use self::groups::{Group, Key};
 pub(crate) use self::requests::Counter;
@@ -93,7 +93,8 @@ pub(crate) enum MetricsError {
     Write(#[source] io::Error),
 }
 
-/// When the start of this process began, by the process that started it or by its first line, µs.
+/// When the start of this process began, by the process that started it, or when this one had read
+/// its arguments, µs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StartTimes {
     /// CLOCK_MONOTONIC.
@@ -122,6 +123,8 @@ struct Inner {
     /// A microVM was started.
     started: Arc<Notify>,
     file: Option<File>,
+    /// The end of a line that the file has not taken.
+    rest: Vec<u8>,
     /// Requests, and those that failed.
     counts: BTreeMap<Counter, (u64, u64)>,
     latencies: BTreeMap<&'static str, u64>,
@@ -129,6 +132,8 @@ struct Inner {
     startup: [u64; 2],
     /// Requests with fields that have a new name.
     deprecated: u64,
+    /// Exchanges of the files of drives, by their ids, and those that failed.
+    updates: BTreeMap<String, (u64, u64)>,
     /// Flushes that failed.
     failures: u64,
     /// The microVM, while it runs.
@@ -153,6 +158,13 @@ impl Metrics {
         self.0.lock().deprecated += 1;
     }
 
+    /// Counts an exchange of a drive's file.
+    pub(crate) fn count_update(&self, drive: &str, failed: bool) {
+        let mut inner = self.0.lock();
+        let (count, fails) = inner.updates.entry(drive.to_owned()).or_default();
+        *(if failed { fails } else { count }) += 1;
+    }
+
     /// Notes how long something took, and its part in the microVM's own thread.
     pub(crate) fn took(&self, latency: Latency, time: Duration, own: Duration) {
         let latencies = &mut self.0.lock().latencies;
@@ -166,7 +178,7 @@ impl Metrics {
         inner.started.notify_one();
     }
 
-    /// The microVM has ended, after all this.
+    /// Notes what a microVM had done when it ended.
     pub(crate) fn ended(&self, devices: Counters) {
         let mut inner = self.0.lock();
         inner.microvm = None;
@@ -193,52 +205,77 @@ impl Metrics {
         Ok(())
     }
 
-    /// Flushes when a microVM was started, and every minute from then on.
+    /// Flushes when a microVM was started, and every minute from then on. Requests do not wait for
+    /// the microVM.
     pub(crate) async fn keep_flushing(self) -> Infallible {
         let started = self.0.lock().started.clone();
         started.notified().await;
         loop {
+            let (sender, devices) = oneshot::channel();
+            match self.microvm() {
+                // It may have ended.
+                Some(microvm) => drop(microvm.post(|it| drop(sender.send(it.counters())))),
+                None => drop(sender),
+            }
             // The next one may succeed.
-            let _ = self.flush();
+            let _ = self.write(devices.await.ok());
             tokio::time::sleep(PERIOD).await;
         }
     }
 
     /// Writes a line, if there is a file.
     pub(crate) fn flush(&self) -> Result<(), MetricsError> {
+        let devices = self.microvm().and_then(|microvm| microvm.call(|it| it.counters()).ok());
+        self.write(devices)
+    }
+
+    /// The microVM, if there is a file for what it counts.
+    fn microvm(&self) -> Option<Handle> {
         let inner = self.0.lock();
-        if inner.file.is_none() {
-            return Ok(());
-        }
-        let microvm = inner.microvm.clone();
-        // The microVM takes the lock at its end.
-        drop(inner);
-        let devices = microvm.and_then(|microvm| microvm.call(|microvm| microvm.counters()).ok());
+        inner.file.as_ref().and(inner.microvm.clone())
+    }
+
+    fn write(&self, devices: Option<Counters>) -> Result<(), MetricsError> {
         let mut inner = self.0.lock();
-        if let Some(devices) = devices {
+        // One that has ended in the meantime has left later ones.
+        if let Some(devices) = devices.filter(|_| inner.microvm.is_some()) {
             inner.devices = devices;
         }
         let (line, totals) = inner.line();
-        let written = inner.file.as_mut().map(|file| file.write_all(line.as_bytes()));
-        match written.transpose() {
-            Ok(_) => inner.flushed = totals,
-            Err(error) => {
-                inner.failures += 1;
-                return Err(MetricsError::Write(error));
-            }
+        let written = inner.write(line.as_bytes());
+        match written {
+            Ok(()) => inner.flushed = totals,
+            Err(_) => inner.failures += 1,
         }
-        Ok(())
+        written.map_err(MetricsError::Write)
     }
 }
 
 impl Inner {
+    /// Writes a line, if there is a file. A pipe may take a part of it, and gets the rest before
+    /// the next line.
+    fn write(&mut self, line: &[u8]) -> io::Result<()> {
+        let Some(mut file) = self.file.as_ref() else { return Ok(()) };
+        let rest = std::mem::take(&mut self.rest);
+        let written = if rest.is_empty() { 0 } else { file.write(&rest).unwrap_or(0) };
+        if written < rest.len() {
+            self.rest = rest[written..].to_vec();
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let written = file.write(line)?;
+        self.rest = line[written..].to_vec();
+        Ok(())
+    }
+
     /// A line, and the counts that it brings the metrics to.
     fn line(&self) -> (String, BTreeMap<Key, u64>) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
         let mut line = Map::from_iter([("utc_timestamp_ms".to_owned(), now.into())]);
         let mut totals = BTreeMap::new();
-        let since = |total: u64, key: &Key| total - self.flushed.get(key).copied().unwrap_or(0);
+        let since = |total: u64, key: &Key| {
+            total.saturating_sub(self.flushed.get(key).copied().unwrap_or(0))
+        };
         for group in self.groups() {
             let members = group.to_json(&mut totals, since);
             if let Value::Object(all) = line.entry(group.name).or_insert_with(|| json!({})) {
@@ -289,7 +326,10 @@ impl Inner {
             let (count, fails) = self.counts.get(&counter).copied().unwrap_or_default();
             Group::of_requests(counter, count, fails)
         }));
-        groups.extend(groups::of_microvm(&self.devices));
+        groups.extend(groups::of_microvm(&self.devices, &self.updates));
         groups
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -363,7 +363,7 @@ impl Microvm {
     pub fn counters(&self) -> Counters {
         let mut exits = ExitCounters::default();
         self.vcpus.iter().for_each(|vcpu| exits += vcpu.exits());
-        let serial = self.bus.serial().events().counters();
+        let serial = self.bus.serial_counters();
         let keyboard = self.bus.keyboard().map(|keyboard| keyboard.counters);
         Counters { serial, keyboard, exits, events: self.handled, ..self.devices.counters() }
     }

@@ -372,10 +372,8 @@ impl VirtioSet {
         let DriveKind::File { read_only, cache } = drive.kind else {
             return Err(UpdateDeviceError::Content(id.to_owned()));
         };
-        let opened = disks::open_file(file, read_only, cache);
-        let mut transport = drive.transport.lock();
-        let disk = opened.inspect_err(|_| transport.device_mut().keep())?;
-        transport.configure(|device| device.replace(disk));
+        let disk = disks::open_file(file, read_only, cache)?;
+        drive.transport.lock().configure(|device| device.replace(disk));
         Ok(())
     }
 

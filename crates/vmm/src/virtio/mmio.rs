@@ -118,9 +118,10 @@ pub struct TransportCounters {
     pub events: u64,
     /// Events of the device's own after which it stopped.
     pub event_failures: u64,
-    /// Set-ups by the guest's driver that were not valid, after which the device stopped.
+    /// Starts that failed: the driver's set-up was not valid, or the host could not watch the
+    /// device.
     pub setup_failures: u64,
-    /// Accesses of the guest behind the configuration space.
+    /// Accesses of the guest past the end of the configuration space.
     pub config_failures: u64,
 }
 
@@ -129,7 +130,9 @@ pub struct TransportCounters {
 pub struct QueueCounters {
     /// Notifications of the guest.
     pub notifications: u64,
-    /// Turns after which the device stopped, because the guest violated the specification.
+    /// Those of them that came without a request.
+    pub empty_notifications: u64,
+    /// Turns after which the device stopped.
     pub failures: u64,
 }
 
@@ -498,6 +501,17 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
         notify(&self.interrupt);
     }
 
+    fn count_notification(&mut self, index: usize) {
+        let Some(queue) = self.queues.get_mut(index) else { return };
+        let is_of_guest = !std::mem::take(&mut queue.is_self_notified);
+        let Some(counters) = self.counters.queues.get_mut(index).filter(|_| is_of_guest) else {
+            return;
+        };
+        counters.notifications += 1;
+        let is_empty = queue.is_enabled() && matches!(queue.pending(&self.mem), Ok(0));
+        counters.empty_notifications += u64::from(is_empty);
+    }
+
     /// A turn of the device for a queue.
     fn serve(&mut self, queue: usize) {
         let succeeded = self.turn(|device, context| device.process_queue(queue, context));
@@ -523,6 +537,7 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
             for (queue, event) in self.queues.iter_mut().zip(&self.notifications) {
                 interrupt |= queue.needs_interrupt(&self.mem)?;
                 if queue.unfinished() {
+                    queue.is_self_notified = true;
                     notify(event);
                 }
             }
@@ -563,9 +578,7 @@ impl<D: VirtioDevice + ?Sized> MutEventSubscriber for VirtioMmio<D> {
         {
             // The value of the counter does not matter. It is empty if the event was already read.
             let _ = event.read();
-            if let Some(counters) = self.counters.queues.get_mut(queue) {
-                counters.notifications += 1;
-            }
+            self.count_notification(queue);
             self.serve(queue);
         }
     }

@@ -333,6 +333,9 @@ fn many_bytes_take_several_turns() {
     assert_eq!(guest.transport().device().served, 2);
     guest.run();
     assert_eq!(guest.transport().device().served, 3);
+    // The device notified itself of the third.
+    let queue = guest.transport().counters().queues[0];
+    assert_eq!((queue.notifications, queue.empty_notifications), (1, 0));
 }
 
 #[test]

@@ -10,6 +10,7 @@ use firn_memory::GuestView;
 
 use super::chain::{Chain, ChainFault};
 use super::error::{DeviceError, RestoreDeviceError};
+use super::rate_limiter::RateLimiter;
 use super::state::QueueRegisters;
 
 /// Bytes of buffers after which a device yields the event loop.
@@ -31,6 +32,8 @@ pub(crate) struct VirtQueue {
     used: bool,
     /// Entries of the used ring when the turn began, modulo 2^16.
     used_before: u16,
+    /// Whether the device has notified itself of the rest of a turn.
+    pub(crate) is_self_notified: bool,
 }
 
 impl VirtQueue {
@@ -44,6 +47,7 @@ impl VirtQueue {
             unfinished: false,
             used: false,
             used_before: 0,
+            is_self_notified: false,
         })
     }
 
@@ -217,7 +221,8 @@ impl VirtQueue {
         index.map(|index| index.0).map_err(|error| self.ring_error(error))
     }
 
-    /// The number of requests that the driver has made available and the device has not taken.
+    /// The number of requests that the driver has made available and the device has not taken. The
+    /// driver may write any index; there are at most as many as the queue has descriptors.
     ///
     /// # Errors
     /// The ring is outside guest memory.
@@ -225,7 +230,21 @@ impl VirtQueue {
         if !self.enabled {
             return Ok(0);
         }
-        Ok(self.available(mem)?.wrapping_sub(self.queue.next_avail()))
+        let pending = self.available(mem)?.wrapping_sub(self.queue.next_avail());
+        Ok(pending.min(self.queue.size()))
+    }
+
+    /// Whether the next request, if there is one, need not wait for a limiter.
+    ///
+    /// # Errors
+    /// The ring is outside guest memory.
+    pub(crate) fn is_allowed(
+        &self,
+        mem: &GuestView,
+        limiter: Option<&mut RateLimiter>,
+    ) -> Result<bool, DeviceError> {
+        // Without a request, `pop` enables the driver's notifications.
+        limiter.map_or(Ok(true), |limiter| Ok(self.pending(mem)? == 0 || limiter.allows()))
     }
 
     /// Requests a notification for the request with the index `after`, even while earlier ones are

@@ -88,7 +88,8 @@ impl RateLimiter {
         self.timer.set_once(Duration::from_nanos(1));
     }
 
-    /// Whether something may be taken. If not, the descriptor becomes readable when it may.
+    /// Whether something may be taken that waits. If not, the descriptor becomes readable when it
+    /// may.
     pub(crate) fn allows(&mut self) -> bool {
         let now = Instant::now();
         let wait = self.buckets().map(|bucket| bucket.fill(now)).max().unwrap_or_default();

@@ -73,7 +73,7 @@ impl VirtioDevice for Rng {
     ) -> Result<(), DeviceError> {
         let Some(queue) = context.queues.get_mut(index) else { return Ok(()) };
         let mut random = [0; MAX_BYTES];
-        while self.limiter.as_mut().is_none_or(RateLimiter::allows)
+        while queue.is_allowed(context.mem, self.limiter.as_mut())?
             && let Some(chain) = queue.pop(context.mem)?
         {
             let wanted = chain.writable.len().min(MAX_BYTES);

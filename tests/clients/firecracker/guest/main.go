@@ -4,6 +4,7 @@
 package main
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"math"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os/exec"
 
 	"github.com/mdlayher/vsock"
@@ -23,7 +25,7 @@ import (
 func main() {
 	http.HandleFunc("POST /ping", ping)
 	http.HandleFunc("POST /run", run)
-	go func() { log.Fatal(http.Serve(listen(8000), nil)) }()
+	go serveHTTP(listen(8000))
 
 	server := grpc.NewServer(grpc.ForceServerCodec(codec{}))
 	server.RegisterService(&service, nil)
@@ -37,6 +39,38 @@ func listen(port uint32) net.Listener {
 		log.Fatalf("cannot listen on vsock port %d: %v", port, err)
 	}
 	return listener
+}
+
+func serveHTTP(listener net.Listener) {
+	for {
+		connection, err := listener.Accept()
+		if err != nil {
+			log.Fatal(err)
+		}
+		go answer(connection)
+	}
+}
+
+// answer answers the requests of a connection. http.Serve refuses those without a Host, which a
+// client of fctools sends.
+func answer(connection net.Conn) {
+	defer connection.Close()
+	reader := bufio.NewReader(connection)
+	for {
+		request, err := http.ReadRequest(reader)
+		if err != nil {
+			return
+		}
+		recorder := httptest.NewRecorder()
+		http.DefaultServeMux.ServeHTTP(recorder, request)
+		io.Copy(io.Discard, request.Body)
+		response := recorder.Result()
+		response.ContentLength = int64(recorder.Body.Len())
+		response.Close = request.Close
+		if response.Write(connection) != nil || request.Close {
+			return
+		}
+	}
 }
 
 func ping(response http.ResponseWriter, request *http.Request) {

@@ -93,7 +93,7 @@ pub struct BalloonCounters {
     pub discarded: u64,
     /// Ranges that could not be discarded.
     pub failures: u64,
-    /// Statistics that the guest told.
+    /// Statistics that the guest reported.
     pub statistics: u64,
     /// Statistics that were not valid.
     pub statistics_failures: u64,
@@ -244,10 +244,10 @@ impl<P: PageDiscard> VirtioDevice for Balloon<P> {
         let Some(queue) = context.queues.get_mut(index) else { return Ok(()) };
         if tells && index == FIRST_OPTIONAL_QUEUE {
             let Some(statistics) = &mut self.statistics else { return Ok(()) };
-            let told = statistics.read(queue, context.mem);
-            self.counters.statistics += u64::from(matches!(told, Ok(true)));
-            self.counters.statistics_failures += u64::from(told.is_err());
-            return told.map(drop);
+            let read = statistics.read(queue, context.mem);
+            self.counters.statistics += u64::from(matches!(read, Ok(true)));
+            self.counters.statistics_failures += u64::from(read.is_err());
+            return read.map(drop);
         }
         let reporting = reports && index == FIRST_OPTIONAL_QUEUE + usize::from(tells);
         let mut pages = 0;

@@ -72,12 +72,6 @@ impl Block {
     /// Exchanges the disk for one with the same features.
     pub(crate) fn replace(&mut self, disk: Disk) {
         self.disk = disk;
-        self.counters.updates += 1;
-    }
-
-    /// Counts an exchange that failed.
-    pub(crate) fn keep(&mut self) {
-        self.counters.update_failures += 1;
     }
 
     /// Changes the limit of a device that has a limiter; returns whether it has one.
@@ -89,23 +83,6 @@ impl Block {
     pub(crate) fn counters(&self) -> DiskCounters {
         let limiter = self.limiter.as_ref().map(RateLimiter::counters).unwrap_or_default();
         DiskCounters { limiter, ..self.counters }
-    }
-
-    fn serve(&mut self, context: &mut DeviceContext<'_>) -> Result<(), DeviceError> {
-        let [queue] = context.queues else { return Ok(()) };
-        let Self { disk, serial, limiter, counters } = self;
-        while limiter.as_mut().is_none_or(RateLimiter::allows)
-            && let Some(chain) = queue.pop(context.mem)?
-        {
-            let before = *counters;
-            request::serve(disk, serial, counters, context.mem, &chain)
-                .map_err(|fault| queue.chain_error(fault))?;
-            limiter.iter_mut().for_each(|limiter| limiter.take(counters.bytes_since(&before)));
-            // The full length even after an error, as QEMU does: the status is at the end.
-            queue.push_used(context.mem, &chain, chain.writable.len())?;
-        }
-        counters.left += u64::from(queue.pending(context.mem)?);
-        Ok(())
     }
 
     fn sectors(&self) -> u64 {
@@ -169,9 +146,20 @@ impl VirtioDevice for Block {
         index: usize,
         context: &mut DeviceContext<'_>,
     ) -> Result<(), DeviceError> {
-        let Some(queue) = context.queues.get(index) else { return Ok(()) };
-        self.counters.idle += u64::from(queue.pending(context.mem)? == 0);
-        self.serve(context)
+        let Some(queue) = context.queues.get_mut(index) else { return Ok(()) };
+        let Self { disk, serial, limiter, counters } = self;
+        while queue.is_allowed(context.mem, limiter.as_mut())?
+            && let Some(chain) = queue.pop(context.mem)?
+        {
+            counters.remaining += u64::from(queue.pending(context.mem)?);
+            let before = *counters;
+            request::serve(disk, serial, counters, context.mem, &chain)
+                .map_err(|fault| queue.chain_error(fault))?;
+            limiter.iter_mut().for_each(|limiter| limiter.take(counters.bytes_since(&before)));
+            // The full length even after an error, as QEMU does: the status is at the end.
+            queue.push_used(context.mem, &chain, chain.writable.len())?;
+        }
+        Ok(())
     }
 
     fn event_source(&self) -> Option<BorrowedFd<'_>> {
@@ -180,7 +168,7 @@ impl VirtioDevice for Block {
 
     fn process_event(&mut self, context: &mut DeviceContext<'_>) -> Result<(), DeviceError> {
         self.limiter.iter_mut().for_each(RateLimiter::acknowledge);
-        self.serve(context)
+        self.process_queue(0, context)
     }
 
     fn reset(&mut self) {}

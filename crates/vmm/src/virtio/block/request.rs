@@ -39,16 +39,10 @@ pub struct DiskCounters {
     pub refused: u64,
     /// Requests that the host's file failed.
     pub failed: u64,
-    /// Notifications of the guest that came without a request.
-    pub idle: u64,
-    /// Requests that waited at the end of a turn, again at each.
-    pub left: u64,
+    /// Requests that waited when another one was taken, again at each.
+    pub remaining: u64,
     /// Its limiter, if it has one.
     pub limiter: LimiterCounters,
-    /// Exchanges of the host's file.
-    pub updates: u64,
-    /// Exchanges that failed.
-    pub update_failures: u64,
 }
 
 impl DiskCounters {

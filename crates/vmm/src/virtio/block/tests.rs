@@ -579,10 +579,6 @@ fn only_a_disk_with_writeback_can_be_flushed() {
         let counters = guest.transport().device().counters();
         let flushes = u64::from(status == OK);
         assert_eq!((counters.flushes, counters.refused), (flushes, 1 - flushes));
-        assert_eq!(counters.idle, 0);
-        guest.set(0x50, 0);
-        guest.run();
-        assert_eq!(guest.transport().device().counters().idle, 1);
     }
 }
 
@@ -606,7 +602,6 @@ fn a_driver_learns_of_a_new_file_and_its_size() {
     guest.interrupts();
     guest.transport().configure(|device| device.replace(disk));
     assert_eq!(guest.interrupts(), 1);
-    assert_eq!(guest.transport().device().counters().updates, 1);
     // A change of the configuration, and its generation.
     assert_eq!((guest.get(0x60), guest.get(0x100), guest.get(0xfc)), (2, 128, 1));
     assert_eq!(read(&mut guest, 127, 512), [0x44; 512]);
@@ -649,8 +644,9 @@ fn a_limited_disk_serves_the_rest_later() {
         assert!(guest.transport().device().counters().reads.count <= answered + 1);
     }
     let counters = guest.transport().device().counters();
+    // The second and the third request wait; nothing waits for the limit afterwards.
     assert!(counters.limiter.delays >= 2 && counters.limiter.refills >= 2, "{counters:?}");
-    assert!(counters.left >= 3, "{counters:?}");
+    assert_eq!(counters.remaining, 2 + 1);
     // Without a limit everything is served at once.
     assert!(guest.transport().device_mut().set_limit(RateLimit::default()));
     for sector in 0..60 {

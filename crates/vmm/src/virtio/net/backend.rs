@@ -65,11 +65,9 @@ pub struct NetworkCounters {
     /// Frames from the guest with another source address than its own.
     pub spoofed: u64,
     /// Turns at which a frame waited and the guest had no buffer for it.
-    pub waits: u64,
-    /// Notifications of the guest that came without a frame.
-    pub idle: u64,
-    /// Frames from the guest that waited at the end of a turn, again at each.
-    pub left: u64,
+    pub buffer_waits: u64,
+    /// Frames from the guest that waited when another one was taken, again at each.
+    pub remaining: u64,
     /// The limiter of frames to the guest, if there is one.
     pub to_guest_limiter: LimiterCounters,
     /// The limiter of frames from the guest, if there is one.

@@ -39,8 +39,6 @@ pub use tap::{OpenTapError, open_tap};
 
 /// Frames to the guest, frames from the guest.
 const QUEUE_SIZES: [u16; 2] = [256, 256];
-/// The queue of frames from the guest.
-const TRANSMIT: usize = 1;
 
 /// Bytes of `struct virtio_net_hdr_v1`, which precedes each frame (5.1.6).
 pub(super) const HEADER_LEN: usize = 12;
@@ -234,9 +232,10 @@ impl Net {
         loop {
             let (mut lens, mut filled) = (Vec::new(), 0);
             while filled < BURST
-                && from_guest.as_mut().is_none_or(RateLimiter::allows)
+                && queue.is_allowed(mem, from_guest.as_mut())?
                 && let Some(chain) = queue.pop(mem)?
             {
+                counters.remaining += u64::from(queue.pending(mem)?);
                 let len = chain.readable.len();
                 let Some(frame) = len.checked_sub(HEADER_LEN) else {
                     let fault = ChainFault::TooShort { needed: HEADER_LEN, found: len };
@@ -285,8 +284,8 @@ impl Net {
         let Self { backend, to_guest, counters, .. } = self;
         let Some(backend) = backend else { return Ok(()) };
         let mut dropped = 0;
-        while to_guest.as_mut().is_none_or(RateLimiter::allows)
-            && let Some(packet) = backend.packet()
+        while let Some(packet) = backend.packet()
+            && to_guest.as_mut().is_none_or(RateLimiter::allows)
         {
             let frame = u64_of(packet.len().saturating_sub(HEADER_LEN));
             let delivered = match Room::find(mem, queue, packet.len(), merges)? {
@@ -297,7 +296,7 @@ impl Net {
                     true
                 }
                 Room::Later => {
-                    counters.waits += 1;
+                    counters.buffer_waits += 1;
                     break;
                 }
                 Room::Never if dropped == MAX_DROPPED => {
@@ -328,7 +327,6 @@ impl Net {
             self.negotiated = Some(context.features);
         }
         self.transmit(context.mem, transmit)?;
-        self.counters.left += u64::from(transmit.pending(context.mem)?);
         let merges = context.features & 1 << VIRTIO_NET_F_MRG_RXBUF != 0;
         self.receive(context.mem, receive, merges)
     }
@@ -413,12 +411,9 @@ impl VirtioDevice for Net {
 
     fn process_queue(
         &mut self,
-        index: usize,
+        _index: usize,
         context: &mut DeviceContext<'_>,
     ) -> Result<(), DeviceError> {
-        if let (TRANSMIT, [_, transmit]) = (index, &*context.queues) {
-            self.counters.idle += u64::from(transmit.pending(context.mem)? == 0);
-        }
         self.turn(context)
     }
 

@@ -48,7 +48,7 @@ pub struct VsockCounters {
     pub bytes_from_guest: u64,
     /// Connections that were made.
     pub opened: u64,
-    /// Connections that are no more.
+    /// Connections that have ended.
     pub closed: u64,
     /// Those of them that the device ended by a reset.
     pub resets: u64,
