@@ -76,12 +76,10 @@ pub(crate) enum LoadMemory {
     Served(PageFaultHandler, Box<GuestMemory>),
 }
 
-/// What the thread of the microVM is to do before it has one.
-enum Job {
-    /// What does not depend on the microVM.
-    Prepare,
-    /// The start.
-    Start { origin: Origin, result: Sender<StartResult> },
+/// A request to start the microVM.
+struct Job {
+    origin: Origin,
+    result: Sender<StartResult>,
 }
 
 /// A handle to the microVM, and the time that its start took; or why there is none.
@@ -110,17 +108,11 @@ impl Vmm {
         (Self(sender), VmmThread { jobs, metrics })
     }
 
-    /// Begins what a start needs in any case. It does not wait for it.
-    pub(crate) fn prepare(&self) {
-        // Fails if the thread has ended.
-        let _ = self.0.send(Job::Prepare);
-    }
-
     /// Starts the microVM, and returns when it is made, with the time that this took its thread.
     /// After an error it can be started again.
     pub(crate) fn start(&self, origin: Origin) -> StartResult {
         let (result, started) = channel();
-        self.0.send(Job::Start { origin, result }).map_err(|_| VmmError::Ended)?;
+        self.0.send(Job { origin, result }).map_err(|_| VmmError::Ended)?;
         started.recv().map_err(|_| VmmError::Ended)?
     }
 }
@@ -140,11 +132,8 @@ impl VmmThread {
                 return Exit::Failure;
             }
         }
-        while let Ok(job) = self.jobs.recv() {
-            let Job::Start { origin, result } = job else {
-                kvm.iter().flatten().for_each(OpenKvm::create_in_advance);
-                continue;
-            };
+        kvm.iter().flatten().for_each(OpenKvm::create_in_advance);
+        while let Ok(Job { origin, result }) = self.jobs.recv() {
             let metrics = self.metrics.clone();
             let started = Started { begin: Instant::now(), result, metrics };
             let kvm = kvm.take().unwrap_or_else(|| open_kvm(&device));

@@ -100,7 +100,7 @@ pub(crate) fn serve(
                     let shared = shared.clone();
                     async move {
                         let answer = shared.answer(request).await;
-                        shared.settle_after();
+                        shared.confine_after();
                         Ok::<_, Infallible>(answer)
                     }
                 });
@@ -137,12 +137,12 @@ struct Shared {
 }
 
 impl Shared {
-    /// Does what waits for the first answer, when that is on its way.
-    fn settle_after(self: Rc<Self>) {
-        if !self.controller.borrow().is_settled() {
+    /// Confines this thread, if that is to be done, when an answer is on its way.
+    fn confine_after(self: Rc<Self>) {
+        if self.controller.borrow().is_to_be_confined() {
             tokio::task::spawn_local(async move {
                 // A start has the error.
-                let _ = self.controller.borrow_mut().settle();
+                let _ = self.controller.borrow_mut().confine();
             });
         }
     }

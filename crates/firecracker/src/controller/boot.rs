@@ -16,7 +16,7 @@ impl Controller {
     /// Boots the microVM.
     pub(super) fn boot(&mut self) -> Result<Answer, Fault> {
         self.before_start()?;
-        self.settle()?;
+        self.confine()?;
         let source = self.config.boot_source.as_ref();
         let source = source.ok_or_else(|| Fault::new("there is no kernel: PUT /boot-source"))?;
         let initramfs = source.initrd_path.as_deref();

@@ -48,8 +48,6 @@ pub(crate) struct Controller {
     config: VmConfig,
     /// Whether this thread has still to be confined.
     confine: bool,
-    /// Whether the start of the guest is prepared.
-    prepared: bool,
     /// Whether there was a resource that a load does not allow before it.
     configured: bool,
     running: Option<Running>,
@@ -90,20 +88,15 @@ impl Controller {
             metrics,
             config: VmConfig::default(),
             confine,
-            prepared: false,
             configured: false,
             running: None,
             mmds: MetadataStore::with_limit(mmds_limit),
         }
     }
 
-    /// Does once what the first answer does not wait for and a guest needs: prepares its start, and
-    /// takes from this thread what it does not need to serve clients.
-    pub(crate) fn settle(&mut self) -> Result<(), StartError> {
-        if !self.prepared {
-            self.vmm.prepare();
-            self.prepared = true;
-        }
+    /// Takes from this thread what it does not need to serve clients, unless that was done. Before
+    /// a guest runs it has to be, and the thread's first answer does not wait for it.
+    pub(crate) fn confine(&mut self) -> Result<(), StartError> {
         if self.confine {
             jail::confine_thread(ThreadRole::Open, Exit::SystemCall.code().into())?;
             self.confine = false;
@@ -111,9 +104,9 @@ impl Controller {
         Ok(())
     }
 
-    /// Whether [`Controller::settle`] has nothing to do.
-    pub(crate) const fn is_settled(&self) -> bool {
-        self.prepared && !self.confine
+    /// Whether [`Controller::confine`] has something to do.
+    pub(crate) const fn is_to_be_confined(&self) -> bool {
+        self.confine
     }
 
     /// Sets up all resources of a configuration file, and starts the microVM if it has a kernel.

@@ -90,7 +90,7 @@ impl Controller {
         if self.running.is_some() {
             return Err(Fault::new(NOT_AFTER));
         }
-        self.settle()?;
+        self.confine()?;
         if self.configured {
             let reason = "only logger, metrics and planner may be configured before";
             return Err(Fault::new(format!("a snapshot cannot be loaded: {reason}")));
