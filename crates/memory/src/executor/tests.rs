@@ -105,7 +105,9 @@ fn dram_cached_preloads_every_stored_page() {
     let executed = execute(&plan, &Sources::image(&image)).unwrap();
     assert_eq!(executed.report.preloaded_bytes, 8 * MIB);
     let stored = page_cache::stored_residency(&image).unwrap();
-    assert_eq!(stored, page_cache::Residency { pages: 2048, cached: 2048 });
+    assert_eq!(stored.pages, 2048);
+    // The kernel may have dropped a page since. One missing from each stored part would be 128.
+    assert!(stored.cached > 2048 - 16, "{stored:?}");
     assert_eq!(executed.memory.usage().unwrap().resident, 0, "cached, but not yet mapped");
 }
 
