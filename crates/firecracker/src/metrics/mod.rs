@@ -235,11 +235,15 @@ impl Metrics {
         inner.file.as_ref().and(inner.microvm.clone())
     }
 
+    /// The same after `devices` were asked, if they answered.
     fn write(&self, devices: Option<Counters>) -> Result<(), MetricsError> {
         let mut inner = self.0.lock();
         // One that has ended in the meantime has left later ones.
         if let Some(devices) = devices.filter(|_| inner.microvm.is_some()) {
             inner.devices = devices;
+        }
+        if inner.file.is_none() {
+            return Ok(());
         }
         let (line, totals) = inner.line();
         let written = inner.write(line.as_bytes());
@@ -252,8 +256,8 @@ impl Metrics {
 }
 
 impl Inner {
-    /// Writes a line, if there is a file. A pipe may take a part of it, and gets the rest before
-    /// the next line.
+    /// Writes a line to the file, if there is one. A pipe may take a part of it, and gets the rest
+    /// before the next line.
     fn write(&mut self, line: &[u8]) -> io::Result<()> {
         let Some(mut file) = self.file.as_ref() else { return Ok(()) };
         let rest = std::mem::take(&mut self.rest);

@@ -34,6 +34,19 @@ fn what_was_asked_before_the_end_replaces_nothing_after_it() {
 }
 
 #[test]
+fn a_flush_without_a_file_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("metrics");
+    let metrics = Metrics::default();
+    metrics.count(Counter::GetVersion, false);
+    metrics.flush().unwrap();
+    metrics.configure(&MetricsConfig { metrics_path: path.display().to_string() }).unwrap();
+    metrics.flush().unwrap();
+    let found = lines(&fs::read_to_string(path).unwrap());
+    assert_eq!(found[0]["get_api_requests"]["vmm_version_count"], 1);
+}
+
+#[test]
 fn a_full_pipe_gets_whole_lines_later() {
     let (reader, writer) = pipe_with(PipeFlags::NONBLOCK).unwrap();
     let metrics = Metrics::default();

@@ -99,16 +99,20 @@ fn dram_cached_preloads_every_stored_page() {
     }
     image.sync_all().unwrap();
     let plan = plan_by("dram_cached", &layout, &image);
-    if evictable {
-        assert!(page_cache::evict(&image).unwrap().is_cold());
-    }
-    let executed = execute(&plan, &Sources::image(&image)).unwrap();
-    assert_eq!(executed.report.preloaded_bytes, 8 * MIB);
-    let stored = page_cache::stored_residency(&image).unwrap();
-    assert_eq!(stored.pages, 2048);
-    // The kernel may have dropped a page since. One missing from each stored part would be 128.
-    assert!(stored.cached > 2048 - 16, "{stored:?}");
-    assert_eq!(executed.memory.usage().unwrap().resident, 0, "cached, but not yet mapped");
+    let preload = || {
+        if evictable {
+            assert!(page_cache::evict(&image).unwrap().is_cold());
+        }
+        let executed = execute(&plan, &Sources::image(&image)).unwrap();
+        assert_eq!(executed.report.preloaded_bytes, 8 * MIB);
+        let stored = page_cache::stored_residency(&image).unwrap();
+        assert_eq!(executed.memory.usage().unwrap().resident, 0, "cached, but not yet mapped");
+        stored
+    };
+    // The kernel may drop a page before it is counted, but not each time.
+    let all = page_cache::Residency { pages: 2048, cached: 2048 };
+    let found: Vec<_> = (0..3).map(|_| preload()).collect();
+    assert!(found.contains(&all), "{found:?}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
@@ -16,6 +17,13 @@ use crate::world::{Settings, World, is_possible};
 
 fn world() -> World {
     World::new(Settings { publish: &["192.0.2.1:0:7000"], ..Settings::default() })
+}
+
+/// A path of this process that leads to the guest's server, and how it is published.
+fn path(name: &str) -> (PathBuf, &'static str) {
+    let path = std::env::temp_dir().join(format!("firn-{name}-{}.sock", std::process::id()));
+    let published = format!("unix:{}:7000", path.display()).leak();
+    (path, published)
 }
 
 /// Starts a server of the guest, which serves each connection in a thread.
@@ -49,8 +57,7 @@ fn each_kind_of_address_reaches_the_guest() {
     if !is_possible() {
         return;
     }
-    let path = std::env::temp_dir().join(format!("firn-published-{}.sock", std::process::id()));
-    let unix: &'static str = format!("unix:{}:7000", path.display()).leak();
+    let (path, unix) = path("published");
     let publish: &'static [_] = vec!["192.0.2.1:0:7000", "[2001:db8::1]:0:7000", unix].leak();
     let world = World::new(Settings { publish, ..Settings::default() });
     serve(&world, echo);
@@ -70,8 +77,7 @@ fn what_follows_descriptors_on_a_path_arrives() {
     if !is_possible() {
         return;
     }
-    let path = std::env::temp_dir().join(format!("firn-descriptors-{}.sock", std::process::id()));
-    let unix: &'static str = format!("unix:{}:7000", path.display()).leak();
+    let (path, unix) = path("descriptors");
     let publish: &'static [_] = vec![unix].leak();
     let world = World::new(Settings { publish, ..Settings::default() });
     serve(&world, |mut stream| {

@@ -57,6 +57,13 @@ pub struct LimiterCounters {
     pub refills: u64,
 }
 
+impl LimiterCounters {
+    /// Those of a limiter, if there is one.
+    pub(crate) fn of(limiter: Option<&RateLimiter>) -> Self {
+        limiter.map(|limiter| limiter.counters).unwrap_or_default()
+    }
+}
+
 /// What may be taken of one thing.
 #[derive(Debug)]
 struct Bucket {
@@ -110,11 +117,6 @@ impl RateLimiter {
     pub(crate) fn acknowledge(&mut self) {
         self.timer.acknowledge();
         self.counters.refills += 1;
-    }
-
-    /// What it has done.
-    pub(crate) const fn counters(&self) -> LimiterCounters {
-        self.counters
     }
 
     fn buckets(&mut self) -> impl Iterator<Item = &mut Bucket> {

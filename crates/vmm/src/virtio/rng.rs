@@ -44,7 +44,7 @@ impl Rng {
 
     /// What the guest got so far.
     pub(crate) fn counters(&self) -> EntropyCounters {
-        let limiter = self.limiter.as_ref().map(RateLimiter::counters).unwrap_or_default();
+        let limiter = LimiterCounters::of(self.limiter.as_ref());
         EntropyCounters { limiter, ..self.counters }
     }
 }

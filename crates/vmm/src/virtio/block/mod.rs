@@ -15,7 +15,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 
 use super::device::{DeviceContext, VirtioDevice};
 use super::error::{DeviceError, RestoreDeviceError};
-use super::rate_limiter::{RateLimit, RateLimiter};
+use super::rate_limiter::{LimiterCounters, RateLimit, RateLimiter};
 use super::state::{BlockState, DeviceState};
 
 pub(crate) use disk::{Disk, ReadOnlyDisk, WritableDisk};
@@ -81,7 +81,7 @@ impl Block {
 
     /// The requests so far.
     pub(crate) fn counters(&self) -> DiskCounters {
-        let limiter = self.limiter.as_ref().map(RateLimiter::counters).unwrap_or_default();
+        let limiter = LimiterCounters::of(self.limiter.as_ref());
         DiskCounters { limiter, ..self.counters }
     }
 

@@ -27,7 +27,7 @@ use super::chain::{Chain, ChainFault};
 use super::device::{DeviceContext, VirtioDevice};
 use super::error::{DeviceError, RestoreDeviceError};
 use super::queue::VirtQueue;
-use super::rate_limiter::{RateLimit, RateLimiter};
+use super::rate_limiter::{LimiterCounters, RateLimit, RateLimiter};
 use super::state::{DeviceState, NetState};
 
 pub(crate) use backend::NetworkBackend;
@@ -214,13 +214,10 @@ impl Net {
 
     /// What it has done.
     pub(crate) fn counters(&self) -> NetworkCounters {
-        let limiter = |limiter: &Option<RateLimiter>| {
-            limiter.as_ref().map(RateLimiter::counters).unwrap_or_default()
-        };
         let backend = self.backend.as_ref().map(|backend| backend.counters()).unwrap_or_default();
         NetworkCounters {
-            to_guest_limiter: limiter(&self.to_guest),
-            from_guest_limiter: limiter(&self.from_guest),
+            to_guest_limiter: LimiterCounters::of(self.to_guest.as_ref()),
+            from_guest_limiter: LimiterCounters::of(self.from_guest.as_ref()),
             backend,
             ..self.counters
         }
