@@ -1,8 +1,9 @@
 #!/bin/sh
-# record.sh FUNCTION [PERIOD|sizes]: records the traces of a function. `make traces` starts it in
+# record.sh FUNCTION [PERIOD|sizes|holders]: records the traces of a function. `make traces` starts it in
 # the lab. The function is booted and frozen once, and both inputs are recorded from that snapshot.
 # With a period, input a is recorded alone, with repeated accesses and a second invocation (-a2).
 # With `sizes` it is booted with 1 GiB, and the inputs in traces/sizes/inputs are recorded.
+# With `holders` no trace is kept, but what held the pages that input a touched.
 set -eu
 function=$1
 what=${2-}
@@ -50,6 +51,7 @@ memory=
 case $what in
 '') ending= ;;
 sizes) ending=-sizes memory="--memory 1G" ;;
+holders) ending=-holders ;;
 *) ending=-a2 ;;
 esac
 # shellcheck disable=SC2086 # It is two words or none.
@@ -75,6 +77,11 @@ sizes)
         once "$size" "$event" "$function-$size"
         mv "$function-$size.trace" /out/sizes
     done
+    ;;
+holders)
+    once a "@$folder/input-a.json" "$function" --holders "$function-a.json"
+    mkdir -p /out/holders
+    mv "$function-a.json" /out/holders
     ;;
 *) known a "$function-a2" --again "$what" ;;
 esac

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use firn_agent::protocol::RoleCredentials;
+use firn_agent::protocol::{Pages, RoleCredentials};
 use firn_memory::copy_ahead::WriteReport;
 use firn_vmm::{HostConfig, Microvm, TracepointFormat};
 use uuid::Uuid;
@@ -26,6 +26,9 @@ pub trait Listener: Send + Sync {
     /// The function has answered. The report follows once its rest is known, which can take as long
     /// as a loader works. Where a second invocation is recorded, this comes twice.
     fn answered(&self, _outcome: &Outcome) {}
+
+    /// The guest has described what holds its pages.
+    fn described(&self, _pages: Pages) {}
 
     /// A player has touched its last page. It checks all its memory when this returns.
     fn held(&self) {}

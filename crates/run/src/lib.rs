@@ -36,6 +36,7 @@ mod error;
 mod freeze;
 mod function;
 mod guest;
+mod holders;
 mod host_security;
 mod identity;
 mod instance;
@@ -60,8 +61,8 @@ mod start;
 pub use agent::{
     AgentClient, Answer, AnswerSink, ConnectError, EventError, ExchangeError, Failed,
     FunctionError, IdentifyError, Invocation, InvokeError, LambdaLoad, LoadError, LoadOptions,
-    NetworkAddresses, PrepareFreezeError, PutError, Refusal, RefusalKind, RoleCredentials,
-    RuntimeKind, ShutdownError, Status, StatusError, Usage,
+    NetworkAddresses, Pages, PagesError, PrepareFreezeError, PutError, Refusal, RefusalKind,
+    RoleCredentials, RuntimeKind, ShutdownError, Status, StatusError, Usage,
 };
 pub use console_tail::ConsoleTail;
 pub use descriptors::{Descriptors, Slot};
@@ -69,6 +70,7 @@ pub use error::StartError;
 pub use freeze::{FreezeInstanceError, FreezeInstanceReport, freeze};
 pub use function::{Function, FunctionPathError};
 pub use guest::Listener;
+pub use holders::{Holder, HoldersError, Touched, TouchedPage};
 pub use host_security::{Exposure, HostSecurity, Ksm, Smt, UserNamespaces, Vulnerability};
 pub use identity::{Identity, IdentityError};
 pub use instance::{ClaimError, FindError, Instance, Instances, MAX_NAME, OwnedInstance};

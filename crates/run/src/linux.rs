@@ -57,6 +57,8 @@ enum Request {
         invocation: Option<Invocation>,
         /// Whether it is asked once more after its answer.
         twice: bool,
+        /// Whether it describes what holds its pages after its last answer.
+        holders: bool,
         keep: bool,
         compare: bool,
         root: Option<OpenedFile>,
@@ -77,6 +79,7 @@ impl Linux {
         let request = Request::Invoke {
             invocation,
             twice: thaw.record.as_ref().is_some_and(RecordSpec::has_second),
+            holders: thaw.record.as_ref().is_some_and(RecordSpec::has_holders),
             keep: invoke.is_none_or(|invoke| invoke.keep),
             compare: invoke.is_some_and(|invoke| invoke.compare),
             root: thaw.root.clone(),
@@ -265,7 +268,7 @@ impl GuestKind for Linux {
                     run.report.counters = measured(handle)?;
                     true
                 }
-                Request::Invoke { invocation, twice, keep, compare, .. } => {
+                Request::Invoke { invocation, twice, holders, keep, compare, .. } => {
                     times.identify_ns = Some(nanoseconds(identified - run.resumed));
                     if let Some(invocation) = &invocation {
                         let mut invoke = || {
@@ -279,6 +282,9 @@ impl GuestKind for Linux {
                         listener.answered(&outcome);
                         if twice && outcome.error.is_none() {
                             listener.answered(&invoke()?);
+                        }
+                        if holders && outcome.error.is_none() {
+                            listener.described(agent.pages(limit)?);
                         }
                         run.report.outcome = Some(outcome);
                     }

@@ -5,6 +5,7 @@ use std::io::{self, Read, Seek, Write};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use firn_agent::protocol::Pages;
 use firn_base::ErrorChain;
 use firn_memory::GuestMemory;
 use firn_memory::pager::{PageStore, end_process};
@@ -38,6 +39,8 @@ struct State {
     recorder: Kind,
     /// Whether a second invocation will follow an answer.
     has_second: bool,
+    /// What the guest told of its pages.
+    pages: Option<Pages>,
     failure: Option<RecordError>,
 }
 
@@ -59,7 +62,7 @@ impl Recording {
                 let (memory, touches) = Touches::start(snapshot, parts.clone())?;
                 (memory, Kind::Profile(touches))
             }
-            Recorded::Trace { again } => {
+            Recorded::Trace { again, .. } => {
                 let (attribution, control) = fault_attribution();
                 let (store, observer) = (PageStore::of(snapshot), Box::new(attribution));
                 let layout = &snapshot.manifest().layout;
@@ -72,7 +75,7 @@ impl Recording {
                 (memory, Kind::Trace(recorder, control))
             }
         };
-        let state = State { recorder, has_second: spec.has_second(), failure: None };
+        let state = State { recorder, has_second: spec.has_second(), pages: None, failure: None };
         Ok((memory, Self { state: Arc::new(Mutex::new(Some(state))), out }))
     }
 
@@ -99,7 +102,7 @@ impl Recording {
 
     /// Writes the recording. The microVM has ended.
     pub(crate) fn finish(mut self, snapshot: &Snapshot) -> Result<(), StartError> {
-        let Some(State { recorder, failure, .. }) = self.state.lock().take() else {
+        let Some(State { recorder, pages, failure, .. }) = self.state.lock().take() else {
             return Ok(());
         };
         failure.map_or(Ok(()), Err)?;
@@ -112,7 +115,7 @@ impl Recording {
             }
             Kind::Trace(recorder, control) => {
                 let recorders::Recording { touches, unknown_leaves, again } = recorder.finish()?;
-                let totals = TraceTotals { unknown_leaves, time: control.finish()? };
+                let totals = TraceTotals { unknown_leaves, time: control.finish()?, pages };
                 let (layout, zero_map) = (manifest.layout.clone(), snapshot.zero_map().clone());
                 let mut trace = Trace::new(unknown_origin(), layout, zero_map, touches)?;
                 if let Some(again) = again {
@@ -149,7 +152,7 @@ struct Divider {
 impl Divider {
     fn ended(&self, is_answered: bool) {
         let mut state = self.state.lock();
-        let Some(State { recorder, has_second, failure }) = &mut *state else { return };
+        let Some(State { recorder, has_second, failure, .. }) = &mut *state else { return };
         match recorder {
             Kind::Profile(touches) => touches.end(),
             Kind::Trace(recorder, _) if std::mem::take(has_second) && is_answered => {
@@ -177,6 +180,12 @@ impl Listener for Divider {
         self.to.answered(outcome);
     }
 
+    fn described(&self, pages: Pages) {
+        if let Some(state) = &mut *self.state.lock() {
+            state.pages = Some(pages);
+        }
+    }
+
     /// A player checks its memory at once.
     fn held(&self) {
         self.ended(false);
@@ -196,12 +205,15 @@ impl Listener for Divider {
 }
 
 /// What is known of a trace's recording besides the trace.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TraceTotals {
     /// Touches through a leaf that could not be found out; the trace has 4 KiB for them.
     pub unknown_leaves: u64,
     /// The vCPU's time in guest mode.
     pub time: GuestTimeTotals,
+    /// What held the guest's pages at the end, if it was to describe that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pages: Option<Pages>,
 }
 
 /// The supervisor's side: the file that a monitor writes its recording to. A guest that has taken

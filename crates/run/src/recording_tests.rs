@@ -10,7 +10,7 @@ const PAGES: u64 = 64;
 /// The file of a recording with these bytes.
 fn recorded(bytes: &[u8]) -> RecordingFile {
     let mut descriptors = Descriptors::default();
-    let what = Recorded::Trace { again: None };
+    let what = Recorded::Trace { again: None, holders: false };
     let (file, spec) = RecordingFile::create(what, &mut descriptors).unwrap();
     File::from(descriptors.take(spec.out).unwrap()).write_all(bytes).unwrap();
     file
@@ -33,7 +33,7 @@ fn written(pages: u64) -> Vec<u8> {
     let touches = vec![Touch { page, access, by, leaf, gap: 7 }];
     let (layout, zero_map) = (layout(pages), PageSet::new(pages));
     let trace = Trace::new(unknown_origin(), layout, zero_map, touches).unwrap();
-    let totals = TraceTotals { unknown_leaves: 1, time: GuestTimeTotals::default() };
+    let totals = TraceTotals { unknown_leaves: 1, time: GuestTimeTotals::default(), pages: None };
     let totals = serde_json::to_vec(&totals).unwrap();
     [totals, b"\n".to_vec(), trace.encode().unwrap()].concat()
 }

@@ -176,7 +176,12 @@ impl StartSpec {
 impl RecordSpec {
     /// Whether the guest is asked a second time.
     pub(crate) fn has_second(&self) -> bool {
-        matches!(self.what, Recorded::Trace { again: Some(_) })
+        matches!(self.what, Recorded::Trace { again: Some(_), .. })
+    }
+
+    /// Whether the guest describes what holds its pages.
+    pub(crate) fn has_holders(&self) -> bool {
+        matches!(self.what, Recorded::Trace { holders: true, .. })
     }
 }
 
@@ -191,6 +196,9 @@ pub enum Recorded {
         /// Whether later accesses are recorded as well, at most one of each page in so much of the
         /// guest's work, and a second invocation.
         again: Option<NonZero<u64>>,
+        /// Whether the guest describes what holds its pages once all is recorded.
+        #[serde(default)]
+        holders: bool,
     },
 }
 

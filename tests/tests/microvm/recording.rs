@@ -24,7 +24,8 @@ fn record_hello(world: &World, file: &Path, options: &[&str]) -> Value {
 fn a_recording_of_hello_contains_every_touch() {
     let world = World::default();
     let file = world.file("hello-a.trace");
-    let report = record_hello(&world, &file, &[]);
+    let holders = world.file("hello-a.json");
+    let report = record_hello(&world, &file, &["--holders", holders.to_str().unwrap()]);
 
     // The reader checks that every page is in guest memory, is touched first once, and is written
     // later at most once.
@@ -58,6 +59,23 @@ fn a_recording_of_hello_contains_every_touch() {
     // There are gaps between most touches, and their sum is less than the time in guest mode.
     assert!(count(&|touch| touch.gap > 0) > touches.len() / 4);
     assert_eq!(report["worked"], touches.iter().map(|touch| touch.gap).sum::<u64>());
+
+    // The guest knows what held each of the pages.
+    let described: Value = serde_json::from_slice(&fs::read(&holders).unwrap()).unwrap();
+    assert_eq!(described["holders"], report["holders"]);
+    let pages = |name: &str| {
+        let holders = report["holders"].as_array().unwrap().iter();
+        let held = holders.filter(|holder| holder["name"].as_str().unwrap().starts_with(name));
+        held.map(|holder| holder["pages"].as_u64().unwrap()).sum::<u64>()
+    };
+    assert_eq!(pages(""), trace.touched_pages());
+    for name in ["kernel: code", "kernel: slab", "python3: /usr/", "python3: anonymous"] {
+        assert!(pages(name) > 20, "{name}: {report}");
+    }
+    assert!(pages("kernel: other") < trace.touched_pages() / 4, "{report}");
+    let symbols = described["pages"].as_array().unwrap().iter();
+    let symbols = symbols.filter(|page| page["symbol"].is_string()).count();
+    assert!(symbols as u64 >= pages("kernel: code"), "{symbols}: {report}");
 }
 
 /// The reader checks that repeats are of pages that were touched before.
@@ -99,7 +117,7 @@ fn a_failed_recording_leaves_no_trace() {
     let record = world.firn(["record", "--invoke", HELLO.input_a, "--input", "a", "--out"]);
     let ran = record.arg(&elsewhere).arg(frozen(&HELLO)).run();
     assert_eq!((ran.code, ran.stdout.as_str()), (1, ""), "{ran:#?}");
-    assert!(ran.stderr.contains("cannot write the trace to"), "{ran:#?}");
+    assert!(ran.stderr.contains("cannot write the recording to"), "{ran:#?}");
 }
 
 /// FaaSnap's synthetic functions, on a machine of the usual size.

@@ -27,9 +27,13 @@ const AGAIN_ENDING: &str = "-a2";
 /// What the name of a recording of inputs of other sizes ends with.
 const SIZES_ENDING: &str = "-sizes";
 
+/// What the name of a recording of what held the pages ends with.
+const HOLDERS_ENDING: &str = "-holders";
+
 /// Records the traces that are missing, or those in `FUNCTIONS`: `NAME` for a function's two
-/// inputs, `NAME-a2` for its trace with repeated accesses, `NAME-sizes` for inputs of other sizes.
-/// Every recording has a lab of its own, so a failure of one does not affect the others.
+/// inputs, `NAME-a2` for its trace with repeated accesses, `NAME-sizes` for inputs of other sizes,
+/// `NAME-holders` for what held the pages that input a touched. Every recording has a lab of its
+/// own, so a failure of one does not affect the others.
 pub(super) fn record(context: &Context) -> Result<()> {
     let mut failed = String::new();
     for name in recordings(context)? {
@@ -50,6 +54,9 @@ pub(super) fn record(context: &Context) -> Result<()> {
 fn arguments(name: &str) -> Result<Vec<&str>> {
     if let Some(function) = name.strip_suffix(SIZES_ENDING) {
         return Ok(vec![function, "sizes"]);
+    }
+    if let Some(function) = name.strip_suffix(HOLDERS_ENDING) {
+        return Ok(vec![function, "holders"]);
     }
     let Some(function) = name.strip_suffix(AGAIN_ENDING) else { return Ok(vec![name]) };
     let period = AGAIN.iter().find(|(known, _)| *known == function).map(|(_, period)| *period);

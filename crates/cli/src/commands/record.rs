@@ -19,8 +19,8 @@ use tempfile::NamedTempFile;
 use firn_memory::HostFacts;
 use firn_memory::trace::{GapUnit, TraceOrigin};
 use firn_run::{
-    Descriptors, HostSpec, InvokeSpec, Listener, OpenedFile, Origin, Outcome, Recorded,
-    RecordingFile, ReplaySpec, Source, SourceSpec, StartReport, StartSpec, ThawSpec,
+    Descriptors, Holder, HostSpec, InvokeSpec, Listener, OpenedFile, Origin, Outcome, Recorded,
+    RecordingFile, ReplaySpec, Source, SourceSpec, StartReport, StartSpec, ThawSpec, Touched,
 };
 use firn_snapshot::{PageSet, Snapshot, Verifier};
 use firn_vmm::{FreePagesError, KvmStats, free_pages};
@@ -39,6 +39,7 @@ const READABLE: u32 = 0o644;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   firn record snapshots/hello --invoke @guest/functions/hello/input-a.json --input a --out hello-a.trace
+  firn record snapshots/hello --invoke @input-a.json --input a --out a.trace --holders a.json
   firn record snapshots/hello --invoke @input-a.json --input a --again 300000 --out hello-a2.trace
   firn lab run --icount --in snapshots --out traces -- \\
       firn record /in/snapshots/hello --invoke '{\"name\": \"Ada\"}' --input a --out /out/hello-a.trace
@@ -61,6 +62,10 @@ pub(crate) struct RecordArgs {
     /// at most one access of each page in so much of the guest's work (instructions, or ns)
     #[arg(long, value_name = "PERIOD")]
     again: Option<NonZero<u64>>,
+    /// Also ask the guest at the end what holds each page that was touched (kernel, page cache,
+    /// programs, by name), print the counts and write all pages as JSON to this file
+    #[arg(long, value_name = "FILE")]
+    holders: Option<PathBuf>,
     /// The trace's file; one that exists is replaced
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -99,6 +104,8 @@ struct Report {
     written_pages: u64,
     /// Accesses that were recorded again, with --again.
     again: Option<AgainReport>,
+    /// What held the touched pages, with --holders.
+    holders: Option<Vec<Holder>>,
     /// Guest pages that the allocator held free at the freeze, where its kernel describes them.
     free_pages: Option<u64>,
     /// Touches through a leaf that could not be found out; the trace has 4 KiB for them.
@@ -149,6 +156,10 @@ pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
     let origin = origin(arguments, &function.name)?;
     // What cannot be written is found out before minutes of recording.
     let file = aside(&arguments.out)?;
+    let holders_file = match arguments.holders.as_deref() {
+        Some(path) => Some((path, aside(path)?)),
+        None => None,
+    };
     let free = free(snapshot)?;
 
     let (recording, outcome, kvm) = record(arguments, event, verifier)?;
@@ -162,6 +173,10 @@ pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
     let worked = trace.touches().iter().map(|touch| touch.gap).sum();
     if let Some(free) = free {
         trace = trace.with_free(free)?;
+    }
+    let touched = totals.pages.as_ref().map(|pages| Touched::of(&trace, pages)).transpose()?;
+    if let Some((touched, (path, file))) = touched.as_ref().zip(holders_file) {
+        publish(file, &serde_json::to_vec(touched)?, path)?;
     }
     let bytes = trace.encode()?;
     publish(file, &bytes, &arguments.out)?;
@@ -178,6 +193,7 @@ pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
             repeats: again.repeats.len(),
             second: again.second.len(),
         }),
+        holders: touched.map(|touched| touched.holders),
         free_pages: trace.free().map(PageSet::count),
         unknown_leaves: totals.unknown_leaves,
         gaps: trace.origin().gaps,
@@ -230,7 +246,7 @@ fn record(
         Some(verifier) => source.signed(verifier),
         None => source,
     };
-    let what = Recorded::Trace { again: arguments.again };
+    let what = Recorded::Trace { again: arguments.again, holders: arguments.holders.is_some() };
     let (file, record) = RecordingFile::create(what, &mut descriptors)?;
     let thaw = ThawSpec {
         source,
@@ -326,7 +342,7 @@ fn publish(mut file: NamedTempFile, bytes: &[u8], path: &Path) -> anyhow::Result
 }
 
 fn unwritten(path: &Path) -> String {
-    format!("cannot write the trace to {}", path.display())
+    format!("cannot write the recording to {}", path.display())
 }
 
 fn print(report: &Report) {
@@ -350,4 +366,10 @@ fn print(report: &Report) {
         format_bytes(report.bytes as u64),
         report.out.display(),
     ));
+    for holder in report.holders.iter().flatten() {
+        output::note(&output::plain(&format!(
+            "{:>6} pages, {:>5} written, in {:>3} chunks, {:>3} of them alone: {}",
+            holder.pages, holder.written_pages, holder.chunks, holder.own_chunks, holder.name
+        )));
+    }
 }

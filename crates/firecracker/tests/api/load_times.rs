@@ -14,10 +14,9 @@ const RUNS: usize = 11;
 /// From the start of the process to its first answer, of the load, and from the resume to the end
 /// of the replay.
 fn start(planner: &Value, load: &Value) -> [Duration; 3] {
-    let begin = Instant::now();
     let mut process = Process::start();
     process.get("/version");
-    let started = begin.elapsed();
+    let started = process.age();
     process.put("/firn/planner", planner);
     let begin = Instant::now();
     process.put("/snapshot/load", load);

@@ -20,6 +20,7 @@ pub(crate) struct Process {
     stdin: Option<ChildStdin>,
     lines: Receiver<String>,
     socket: PathBuf,
+    begin: Instant,
     _dir: TempDir,
 }
 
@@ -51,14 +52,10 @@ impl Process {
     pub(crate) fn with_input(words: &[&str], input: Stdio) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("api.sock");
-        let mut child = command()
-            .arg("--api-sock")
-            .arg(&socket)
-            .args(words)
-            .stdin(input)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut command = command();
+        command.arg("--api-sock").arg(&socket).args(words).stdin(input).stdout(Stdio::piped());
+        let begin = Instant::now();
+        let mut child = command.spawn().unwrap();
         let (sender, lines) = channel();
         let stdout = BufReader::new(child.stdout.take().unwrap());
         std::thread::spawn(move || {
@@ -67,13 +64,17 @@ impl Process {
             }
         });
         let stdin = child.stdin.take();
-        let process = Self { child, stdin, lines, socket, _dir: dir };
-        let begin = Instant::now();
+        let process = Self { child, stdin, lines, socket, begin, _dir: dir };
         while UnixStream::connect(&process.socket).is_err() {
             assert!(begin.elapsed() < LIMIT, "there is no socket");
             std::thread::sleep(Duration::from_micros(50));
         }
         process
+    }
+
+    /// Since it was started.
+    pub(crate) fn age(&self) -> Duration {
+        self.begin.elapsed()
     }
 
     /// The API's socket.

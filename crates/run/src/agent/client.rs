@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use firn_agent::protocol::{
     Base64Bytes, Failed, FunctionError, Identify, Invoke, Load, Loaded, MAX_ANSWER_BYTES,
     MAX_EVENT_BYTES, MAX_FUNCTION_BYTES, MAX_PART_BYTES, MAX_REPLY_LENGTH, MAX_REQUEST_LENGTH,
-    MAX_STREAM_BYTES, NEWEST_VERSION, OLDEST_VERSION, Put, Reply, Request, RoleCredentials,
+    MAX_STREAM_BYTES, NEWEST_VERSION, OLDEST_VERSION, Pages, Put, Reply, Request, RoleCredentials,
     RuntimeKind, Status, Timed, Usage, receive, send,
 };
 use firn_base::nanoseconds;
@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use super::connect::{Route, after, connect_until, try_connect};
 use super::errors::{
-    ConnectError, EventError, ExchangeError, IdentifyError, InvokeError, LoadError,
+    ConnectError, EventError, ExchangeError, IdentifyError, InvokeError, LoadError, PagesError,
     PrepareFreezeError, PutError, ShutdownError, StatusError, receiving, sending,
 };
 use crate::function::Function;
@@ -478,6 +478,19 @@ impl AgentClient {
         match self.exchange(&Request::Status, Duration::ZERO)? {
             Reply::Status(status) => Ok(status),
             _ => Err(StatusError::Exchange(self.unexpected())),
+        }
+    }
+
+    /// Requests what holds each page of guest memory, within `limit`.
+    ///
+    /// # Errors
+    /// [`PagesError::Refused`] by an agent of an earlier build, and if the guest's kernel does not
+    /// tell it.
+    pub fn pages(&mut self, limit: Duration) -> Result<Pages, PagesError> {
+        match self.exchange(&Request::Pages, limit)? {
+            Reply::Pages(pages) => Ok(pages),
+            Reply::Refused(refusal) => Err(PagesError::Refused(refusal)),
+            _ => Err(PagesError::Exchange(self.unexpected())),
         }
     }
 

@@ -210,6 +210,17 @@ pub enum StatusError {
     Exchange(#[from] ExchangeError),
 }
 
+/// The agent did not report what holds the pages of memory.
+#[derive(Debug, thiserror::Error)]
+pub enum PagesError {
+    /// The agent refused.
+    #[error("the agent does not report what holds the pages of memory: {}", .0.message)]
+    Refused(Refusal),
+    /// No valid reply came.
+    #[error("the agent does not report what holds the pages of memory")]
+    Exchange(#[from] ExchangeError),
+}
+
 /// The guest did not acknowledge that it powers off.
 #[derive(Debug, thiserror::Error)]
 pub enum ShutdownError {

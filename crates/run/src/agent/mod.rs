@@ -10,10 +10,10 @@ pub use client::{AgentClient, Answer, AnswerSink, Invocation, LambdaLoad, LoadOp
 pub(crate) use connect::Route;
 pub(crate) use errors::LIMIT_OPTIONS;
 pub use errors::{
-    ConnectError, EventError, ExchangeError, IdentifyError, InvokeError, LoadError,
+    ConnectError, EventError, ExchangeError, IdentifyError, InvokeError, LoadError, PagesError,
     PrepareFreezeError, PutError, ShutdownError, StatusError,
 };
 pub use firn_agent::protocol::{
-    Failed, FunctionError, NetworkAddresses, Refusal, RefusalKind, RoleCredentials, RuntimeKind,
-    Status, Usage,
+    Failed, FunctionError, NetworkAddresses, Pages, Refusal, RefusalKind, RoleCredentials,
+    RuntimeKind, Status, Usage,
 };

@@ -25,6 +25,12 @@ use crate::{Function, Identity, StartError};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
+/// What holds the pages of [`Untouched`].
+fn pages() -> Pages {
+    let holders = vec!["kernel: code".to_owned(), "a: heap".to_owned()];
+    Pages { holders, runs: vec![(0, 2), (1, 1)], symbols: vec![(0, "_text".to_owned())] }
+}
+
 /// A machine to which nothing is done.
 struct Untouched;
 
@@ -50,6 +56,9 @@ impl Machine for Untouched {
     }
     fn publish_generation(&self, _generation: Uuid) -> io::Result<()> {
         Ok(())
+    }
+    fn pages(&self) -> io::Result<Pages> {
+        Ok(pages())
     }
     fn sync(&self) {}
     fn power_off(&self) -> io::Result<()> {
@@ -174,6 +183,7 @@ fn a_function_is_loaded_frozen_identified_and_invoked() {
     assert_eq!(serde_json::from_slice::<Value>(&answer.payload).unwrap(), expected);
     assert_eq!(answer.logs, "asked\n");
 
+    assert_eq!(client.pages(LIMIT).unwrap(), pages());
     let status = client.status().unwrap();
     assert_eq!((status.function.as_deref(), status.open), (Some("function"), true));
     client.shut_down().unwrap();

@@ -13,8 +13,8 @@ use std::thread;
 use std::time::Duration;
 
 use firn_agent::protocol::{
-    Answered, Loaded, MAX_REPLY_LENGTH, MAX_REQUEST_LENGTH, NEWEST_VERSION, Reply, Request, Status,
-    receive, send,
+    Answered, Loaded, MAX_REPLY_LENGTH, MAX_REQUEST_LENGTH, NEWEST_VERSION, Refusal, RefusalKind,
+    Reply, Request, Status, receive, send,
 };
 use firn_memory::planners::parse;
 use firn_snapshot::{OpenTwice, SnapshotFiles};
@@ -133,6 +133,10 @@ impl Agent {
                 open: true,
                 instance_id: None,
                 invocations: 0,
+            }),
+            Request::Pages => Reply::Refused(Refusal {
+                kind: RefusalKind::System,
+                message: "a player has no kernel that knows what holds its pages".to_owned(),
             }),
             Request::Shutdown => Reply::ShuttingDown,
         }

@@ -30,8 +30,8 @@ pub const AGENT_PORT: u32 = 1024;
 pub const OLDEST_VERSION: u32 = 1;
 
 /// The newest protocol version that this build supports. Version 2 added [`Request::Put`], AWS
-/// Lambda's runtimes, and their information about a request.
-pub const NEWEST_VERSION: u32 = 2;
+/// Lambda's runtimes, and their information about a request; version 3 added [`Request::Pages`].
+pub const NEWEST_VERSION: u32 = 3;
 
 /// Maximum length of a frame from host to guest, in bytes. Sufficient for [`MAX_FUNCTION_BYTES`] in
 /// base64.
@@ -67,6 +67,9 @@ pub const LOG_TAIL_BYTES: usize = 4096;
 /// 15 minutes).
 pub const MAX_TIME_LIMIT_MS: u64 = 900_000;
 
+/// Maximum length of [`Pages::runs`], which always fits into a frame.
+pub const MAX_PAGE_RUNS: usize = 1 << 18;
+
 /// Minimum number of bytes of entropy in an [`Identify`], sufficient for an independent random
 /// state.
 pub const MIN_ENTROPY_BYTES: usize = 32;
@@ -98,6 +101,8 @@ pub enum Request {
     Identify(Identify),
     /// Requests the agent's status. Never waits for the function.
     Status,
+    /// Requests what holds each page of guest memory, for a recording. Since version 3.
+    Pages,
     /// Powers the machine off. The connection ends after the reply.
     Shutdown,
 }
@@ -328,6 +333,8 @@ pub enum Reply {
     Identified,
     /// The agent's status.
     Status(Status),
+    /// What holds each page of guest memory.
+    Pages(Pages),
     /// The machine is about to power off.
     ShuttingDown,
     /// The agent refused the request; the function was not affected.
@@ -505,4 +512,15 @@ pub struct Status {
     pub instance_id: Option<String>,
     /// Number of requests passed to the function since the agent started.
     pub invocations: u64,
+}
+
+/// What holds each page of guest memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pages {
+    /// What holds pages, such as `kernel: slab` and `python3: heap`.
+    pub holders: Vec<String>,
+    /// From guest page 0 on, runs of pages of one holder: its index, and the number of pages.
+    pub runs: Vec<(u32, u64)>,
+    /// Pages of the kernel's image, ascending, and the symbol that has most of each.
+    pub symbols: Vec<(u64, String)>,
 }

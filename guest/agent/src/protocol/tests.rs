@@ -192,6 +192,7 @@ fn encoding_of_version_1_is_stable() {
             r#"{"identify":{"generation":"000000000000000000000000000000ab","instance_id":"i","wall_clock_ns":1,"entropy":"AQ=="}}"#,
         ),
         (Request::Status, r#""status""#),
+        (Request::Pages, r#""pages""#),
         (Request::Shutdown, r#""shutdown""#),
     ];
     for (message, text) in requests {

@@ -92,7 +92,7 @@ pub(crate) fn refusal(kind: RefusalKind, message: impl Into<String>) -> Failure 
 }
 
 /// A refusal for a failed system call; `what` describes the operation.
-fn system(what: &str, error: &dyn std::error::Error) -> Failure {
+pub(crate) fn system(what: &str, error: &dyn std::error::Error) -> Failure {
     let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
     refusal(RefusalKind::System, format!("{what}: {reason}"))
 }

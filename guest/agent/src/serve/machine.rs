@@ -5,13 +5,15 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use rustix::system::RebootCommand;
 use rustix::time::{ClockId, Timespec};
 use uuid::Uuid;
 
+use super::pages;
 use crate::network;
-use crate::protocol::{MAX_ENTROPY_BYTES, NetworkAddresses};
+use crate::protocol::{MAX_ENTROPY_BYTES, NetworkAddresses, Pages};
 
 /// The file with the generation: 32 hexadecimal digits and a newline. Programs watch it by inotify.
 pub(super) const GENERATION_FILE: &str = "/run/firn-generation";
@@ -57,6 +59,12 @@ pub trait Machine: Send + Sync {
     /// # Errors
     /// The file cannot be written.
     fn publish_generation(&self, generation: Uuid) -> io::Result<()>;
+
+    /// Reads what holds each page of the machine's memory.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    fn pages(&self) -> io::Result<Pages>;
 
     /// Writes cached file system data to the disks.
     fn sync(&self);
@@ -152,6 +160,10 @@ impl Machine for Guest {
         let mut options = OpenOptions::new();
         let file = options.create(true).write(true).truncate(false).open(GENERATION_FILE)?;
         file.write_all_at(format!("{}\n", generation.simple()).as_bytes(), 0)
+    }
+
+    fn pages(&self) -> io::Result<Pages> {
+        pages::read(Path::new("/proc"))
     }
 
     fn sync(&self) {

@@ -9,6 +9,7 @@ mod instance;
 mod log_tail;
 mod machine;
 mod openssl;
+mod pages;
 mod runtime;
 #[cfg(test)]
 mod tests;
@@ -22,7 +23,7 @@ use std::time::Duration;
 use parking_lot::{FairMutex, Mutex};
 
 pub use freezer::Freezer;
-use instance::{Failure, Instance, not_identified, refusal};
+use instance::{Failure, Instance, not_identified, refusal, system};
 pub use machine::{Guest, Machine};
 pub use runtime::RuntimeConfig;
 
@@ -157,6 +158,7 @@ impl Server {
             }
             Request::Identify(identify) => (self.identify(&identify), Next::Continue),
             Request::Status => (Reply::Status(self.status()), Next::Continue),
+            Request::Pages => (self.pages(), Next::Continue),
             Request::Shutdown => (Reply::ShuttingDown, Next::PowerOff),
         }
     }
@@ -201,6 +203,11 @@ impl Server {
             instance_id: shown.instance_id.clone(),
             invocations: self.invocations.load(Ordering::Relaxed),
         }
+    }
+
+    fn pages(&self) -> Reply {
+        let refused = |error| system("cannot find what holds the pages of memory", &error).into();
+        self.machine.pages().map_or_else(refused, Reply::Pages)
     }
 
     /// Does not wait for the function, which may never return.

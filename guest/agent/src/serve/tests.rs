@@ -16,7 +16,7 @@ use super::*;
 use crate::protocol::{
     Answered, Base64Bytes, Failed, FunctionError, LOG_TAIL_BYTES, Load, Loaded, MAX_ANSWER_BYTES,
     MAX_EVENT_BYTES, MAX_FUNCTION_BYTES, MAX_FUNCTION_FILES, MAX_TIME_LIMIT_MS, NetworkAddresses,
-    Refusal, RuntimeKind, write_frame,
+    Pages, Refusal, RuntimeKind, write_frame,
 };
 
 const TIME_LIMIT_MS: u64 = 120_000;
@@ -67,6 +67,10 @@ impl Machine for Recorder {
     fn publish_generation(&self, generation: Uuid) -> io::Result<()> {
         self.note(format!("generation {}", generation.as_u128()));
         Ok(())
+    }
+
+    fn pages(&self) -> io::Result<Pages> {
+        Err(io::Error::other("no such memory"))
     }
 
     fn sync(&self) {
