@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use firn_agent::protocol::Pages;
+use firn_agent::protocol::{KernelSymbols, Pages};
 use firn_base::PAGE_SIZE;
 use firn_memory::trace::{Access, Toucher, Trace};
 use firn_snapshot::CHUNK_SIZE;
@@ -52,6 +52,9 @@ pub struct TouchedPage {
     /// For a page of the kernel's image, the symbol that has most of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub symbol: Option<String>,
+    /// The kernel's function that touched it first; a program has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub function: Option<String>,
 }
 
 /// A guest's description of its memory is not valid.
@@ -72,11 +75,16 @@ pub enum HoldersError {
 }
 
 impl Touched {
-    /// Joins the touches of a run and its guest's description.
+    /// Joins the touches of a run, the instructions that touched the pages first (by guest page)
+    /// and the guest's description.
     ///
     /// # Errors
     /// [`HoldersError`].
-    pub fn of(trace: &Trace, described: &Pages) -> Result<Self, HoldersError> {
+    pub fn of(
+        trace: &Trace,
+        instructions: &HashMap<u64, u64>,
+        described: &Pages,
+    ) -> Result<Self, HoldersError> {
         let ends: Vec<(u64, u32)> = described
             .runs
             .iter()
@@ -92,8 +100,9 @@ impl Touched {
             let found = usize::try_from(index).ok().filter(|index| *index < holders);
             found.ok_or(HoldersError::Unnamed { index, holders })
         };
-        let symbols: HashMap<u64, &String> =
-            described.symbols.iter().map(|(page, symbol)| (*page, symbol)).collect();
+        let kernel = described.kernel.as_ref();
+        let symbol_of = |page| kernel.and_then(|kernel| symbol_of(kernel, page));
+        let function_of = |address| kernel.and_then(|kernel| function_of(kernel, address));
 
         let mut pages: Vec<TouchedPage> = Vec::new();
         let mut places = HashMap::new();
@@ -116,7 +125,8 @@ impl Touched {
                     Toucher::Device => "device",
                 },
                 holder: holder_of(touch.page)?,
-                symbol: symbols.get(&touch.page).map(|symbol| (*symbol).clone()),
+                symbol: symbol_of(touch.page),
+                function: instructions.get(&touch.page).and_then(|address| function_of(*address)),
             });
         }
         Ok(Self::sorted(described, pages))
@@ -155,6 +165,26 @@ impl Touched {
         }
         Self { holders: holders.into_iter().map(|(_, holder)| holder).collect(), pages }
     }
+}
+
+/// The symbol that has most of a page of the kernel's image.
+fn symbol_of(kernel: &KernelSymbols, page: u64) -> Option<String> {
+    let start = page.checked_sub(kernel.page)?.checked_mul(PAGE_SIZE)?;
+    let end = start.checked_add(PAGE_SIZE)?;
+    let symbols = &kernel.symbols;
+    let first = symbols.partition_point(|(at, _)| *at <= start).checked_sub(1)?;
+    let bytes = |pair: &[(u64, String)]| pair[1].0.min(end).saturating_sub(pair[0].0.max(start));
+    let inside = symbols[first..].windows(2).take_while(|pair| pair[0].0 < end);
+    let (pair, most) = inside.map(|pair| (pair, bytes(pair))).max_by_key(|(_, bytes)| *bytes)?;
+    // The last symbol has no end, and the image ends before the modules.
+    (most > 0).then(|| pair[0].1.clone())
+}
+
+/// The kernel's function at a linear address.
+fn function_of(kernel: &KernelSymbols, address: u64) -> Option<String> {
+    let at = address.checked_sub(kernel.text)?;
+    let index = kernel.symbols.partition_point(|(start, _)| *start <= at).checked_sub(1)?;
+    Some(kernel.symbols[index].1.clone())
 }
 
 #[cfg(test)]

@@ -25,12 +25,24 @@ fn trace(touches: &[(u64, Access)]) -> Trace {
     Trace::new(origin, layout, zero_map, touches.iter().map(touch).collect()).unwrap()
 }
 
+/// Where the kernel is.
+const TEXT: u64 = 0xffff_ffff_8100_0000;
+
 fn described() -> Pages {
     let name = |text: &str| text.to_owned();
     Pages {
         holders: vec![name("kernel: code"), name("unused"), name("python3: heap")],
         runs: vec![(0, 2), (2, 1000), (0, 2000)],
-        symbols: vec![(1, name("schedule"))],
+        kernel: Some(KernelSymbols {
+            text: TEXT,
+            page: 1,
+            symbols: vec![
+                (0, name("_text")),
+                (0x10, name("schedule")),
+                (0xf00, name("fork")),
+                (0x3000, name("clone [module]")),
+            ],
+        }),
     }
 }
 
@@ -38,7 +50,9 @@ fn described() -> Pages {
 fn pages_and_chunks_are_counted_by_holder() {
     use Access::{LaterWrite, Read, Write};
     let touches = [(1, Read), (2, Read), (3, Write), (2, LaterWrite), (700, Read), (1500, Read)];
-    let touched = Touched::of(&trace(&touches), &described()).unwrap();
+    let instructions = [(1, TEXT + 0x1000), (2, 0x40_1000), (700, TEXT + 0x3001), (1500, TEXT)];
+    let instructions = HashMap::from(instructions);
+    let touched = Touched::of(&trace(&touches), &instructions, &described()).unwrap();
     let holder = |name: &str, pages, written_pages, chunks, own_chunks| Holder {
         name: name.to_owned(),
         pages,
@@ -54,7 +68,9 @@ fn pages_and_chunks_are_counted_by_holder() {
     let expected = [(1, false, 1), (2, true, 0), (3, true, 0), (700, false, 0), (1500, false, 1)];
     assert_eq!(pages, expected);
     let symbols: Vec<_> = touched.pages.iter().map(|page| page.symbol.as_deref()).collect();
-    assert_eq!(symbols, [Some("schedule"), None, None, None, None]);
+    assert_eq!(symbols, [Some("schedule"), Some("fork"), Some("fork"), None, None]);
+    let functions: Vec<_> = touched.pages.iter().map(|page| page.function.as_deref()).collect();
+    assert_eq!(functions, [Some("fork"), None, None, Some("clone [module]"), Some("_text")]);
 }
 
 #[test]
@@ -62,7 +78,7 @@ fn a_description_that_is_not_of_the_guest_is_refused() {
     let trace = trace(&[(1600, Access::Read)]);
     let refused = |runs| {
         let described = Pages { runs, ..described() };
-        Touched::of(&trace, &described).unwrap_err().to_string()
+        Touched::of(&trace, &HashMap::new(), &described).unwrap_err().to_string()
     };
     assert!(refused(vec![(0, 1600)]).contains("0x640"));
     assert!(refused(vec![(3, 1601)]).contains("holder 3, and has named 3"));

@@ -1,5 +1,6 @@
 //! A run that is recorded: its monitor records, and its supervisor reads what came of it.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::OwnedFd;
@@ -115,7 +116,11 @@ impl Recording {
             }
             Kind::Trace(recorder, control) => {
                 let recorders::Recording { touches, unknown_leaves, again } = recorder.finish()?;
-                let totals = TraceTotals { unknown_leaves, time: control.finish()?, pages };
+                let (time, mut instructions) = control.finish()?;
+                if pages.is_none() {
+                    instructions.clear();
+                }
+                let totals = TraceTotals { unknown_leaves, time, pages, instructions };
                 let (layout, zero_map) = (manifest.layout.clone(), snapshot.zero_map().clone());
                 let mut trace = Trace::new(unknown_origin(), layout, zero_map, touches)?;
                 if let Some(again) = again {
@@ -214,6 +219,9 @@ pub struct TraceTotals {
     /// What held the guest's pages at the end, if it was to describe that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pages: Option<Pages>,
+    /// If so: by guest page, the linear address of the instruction that touched it first.
+    #[serde(default, skip_serializing_if = "HashMap::is_empty")]
+    pub instructions: HashMap<u64, u64>,
 }
 
 /// The supervisor's side: the file that a monitor writes its recording to. A guest that has taken

@@ -33,7 +33,8 @@ fn written(pages: u64) -> Vec<u8> {
     let touches = vec![Touch { page, access, by, leaf, gap: 7 }];
     let (layout, zero_map) = (layout(pages), PageSet::new(pages));
     let trace = Trace::new(unknown_origin(), layout, zero_map, touches).unwrap();
-    let totals = TraceTotals { unknown_leaves: 1, time: GuestTimeTotals::default(), pages: None };
+    let (time, instructions) = (GuestTimeTotals::default(), HashMap::new());
+    let totals = TraceTotals { unknown_leaves: 1, time, pages: None, instructions };
     let totals = serde_json::to_vec(&totals).unwrap();
     [totals, b"\n".to_vec(), trace.encode().unwrap()].concat()
 }

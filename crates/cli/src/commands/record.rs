@@ -174,7 +174,9 @@ pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
     if let Some(free) = free {
         trace = trace.with_free(free)?;
     }
-    let touched = totals.pages.as_ref().map(|pages| Touched::of(&trace, pages)).transpose()?;
+    let described = totals.pages.as_ref();
+    let touched = described.map(|pages| Touched::of(&trace, &totals.instructions, pages));
+    let touched = touched.transpose()?;
     if let Some((touched, (path, file))) = touched.as_ref().zip(holders_file) {
         publish(file, &serde_json::to_vec(touched)?, path)?;
     }

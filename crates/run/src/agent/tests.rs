@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use firn_agent::protocol::{
-    Base64Bytes, MAX_ANSWER_BYTES, MAX_EVENT_BYTES, MAX_PART_BYTES, MAX_REPLY_LENGTH,
-    MAX_REQUEST_LENGTH, Reply, Request, receive, write_frame,
+    Base64Bytes, KernelSymbols, MAX_ANSWER_BYTES, MAX_EVENT_BYTES, MAX_PART_BYTES,
+    MAX_REPLY_LENGTH, MAX_REQUEST_LENGTH, Reply, Request, receive, write_frame,
 };
 use firn_agent::serve::{Machine, RuntimeConfig, Server};
 use firn_vmm::VsockListener;
@@ -28,7 +28,9 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// What holds the pages of [`Untouched`].
 fn pages() -> Pages {
     let holders = vec!["kernel: code".to_owned(), "a: heap".to_owned()];
-    Pages { holders, runs: vec![(0, 2), (1, 1)], symbols: vec![(0, "_text".to_owned())] }
+    let symbols = vec![(0, "_text".to_owned())];
+    let kernel = Some(KernelSymbols { text: 1 << 63, page: 0, symbols });
+    Pages { holders, runs: vec![(0, 2), (1, 1)], kernel }
 }
 
 /// A machine to which nothing is done.

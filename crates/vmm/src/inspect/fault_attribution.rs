@@ -7,6 +7,7 @@
 //! stack, the processor's tables, and the page tables on the way to each. A thread that cannot be
 //! interrupted is in a copy operation of KVM.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -68,6 +69,8 @@ struct State {
     thread: Option<VcpuThread>,
     time: Option<GuestTime>,
     tables: Option<PageTables>,
+    /// By page, the instruction that touched it first.
+    instructions: HashMap<u64, u64>,
     error: Option<AttributionError>,
 }
 
@@ -138,15 +141,20 @@ impl AttributionControl {
         Ok(())
     }
 
-    /// The vCPU's total time in guest mode, up to the last fault.
+    /// The vCPU's total time in guest mode, up to the last fault; and by guest page the linear
+    /// address of the guest's instruction that touched it first, or was next when the processor
+    /// did.
     ///
     /// # Errors
     /// The first error of the recording. Its gaps or leaves are wrong then.
-    pub fn finish(self) -> Result<GuestTimeTotals, AttributionError> {
+    pub fn finish(self) -> Result<(GuestTimeTotals, HashMap<u64, u64>), AttributionError> {
         let mut state = self.shared.state.lock();
         match state.error.take() {
             Some(error) => Err(error),
-            None => Ok(state.time.as_ref().map(GuestTime::totals).unwrap_or_default()),
+            None => Ok((
+                state.time.as_ref().map(GuestTime::totals).unwrap_or_default(),
+                std::mem::take(&mut state.instructions),
+            )),
         }
     }
 }
@@ -191,6 +199,7 @@ impl FaultObserver for FaultAttribution {
         let vcpu = state.thread.filter(|vcpu| vcpu.id() == thread);
         if let Some(registers) = vcpu.and_then(|vcpu| self.stop(&mut state, vcpu)) {
             (origin.by, origin.leaf) = attribute(page, &registers, seen);
+            state.instructions.entry(page).or_insert(registers.0.rip);
         }
         origin.gap = state.take_work(seen);
         origin

@@ -67,8 +67,11 @@ pub const LOG_TAIL_BYTES: usize = 4096;
 /// 15 minutes).
 pub const MAX_TIME_LIMIT_MS: u64 = 900_000;
 
-/// Maximum length of [`Pages::runs`], which always fits into a frame.
-pub const MAX_PAGE_RUNS: usize = 1 << 18;
+/// Maximum length of [`Pages::runs`]. Together with [`MAX_SYMBOLS`], they fit into a frame.
+pub const MAX_PAGE_RUNS: usize = 1 << 17;
+
+/// Maximum number of [`KernelSymbols::symbols`].
+pub const MAX_SYMBOLS: usize = 1 << 17;
 
 /// Minimum number of bytes of entropy in an [`Identify`], sufficient for an independent random
 /// state.
@@ -521,6 +524,17 @@ pub struct Pages {
     pub holders: Vec<String>,
     /// From guest page 0 on, runs of pages of one holder: its index, and the number of pages.
     pub runs: Vec<(u32, u64)>,
-    /// Pages of the kernel's image, ascending, and the symbol that has most of each.
+    /// The kernel's functions and variables, if root may know their addresses.
+    pub kernel: Option<KernelSymbols>,
+}
+
+/// The kernel's functions and variables, those of its modules included.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelSymbols {
+    /// The linear address at which the kernel's image begins (`_text`).
+    pub text: u64,
+    /// The guest page of that address.
+    pub page: u64,
+    /// In bytes after [`text`](Self::text), ascending: where each begins, and its name.
     pub symbols: Vec<(u64, String)>,
 }

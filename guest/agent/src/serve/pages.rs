@@ -1,6 +1,6 @@
 //! What holds each page of the machine's memory, by its kernel's own account: the kernel's image in
 //! /proc/iomem, the page tables of processes, and the flags of pages (the kernel's
-//! Documentation/admin-guide/mm/pagemap.rst), in this order; and the symbols of the image's pages.
+//! Documentation/admin-guide/mm/pagemap.rst), in this order; and the kernel's symbols.
 //!
 //! Nothing stops meanwhile: a page can be of a process that has just ended.
 
@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use crate::protocol::{MAX_PAGE_RUNS, Pages};
+use crate::protocol::{KernelSymbols, MAX_PAGE_RUNS, MAX_SYMBOLS, Pages};
 
 const PAGE_SIZE: u64 = 4096;
 
@@ -42,9 +42,11 @@ const OTHER: &str = "kernel: other";
 /// A file cannot be read, or memory changes its holder so often that no reply has room for it.
 pub(super) fn read(proc: &Path) -> io::Result<Pages> {
     let pages = found(proc)?;
-    if pages.runs.len() > MAX_PAGE_RUNS {
-        let reason = format!("there are {} runs of pages of one holder", pages.runs.len());
-        return Err(io::Error::other(reason));
+    let symbols = pages.kernel.as_ref().map_or(0, |kernel| kernel.symbols.len());
+    if pages.runs.len() > MAX_PAGE_RUNS || symbols > MAX_SYMBOLS {
+        let runs = pages.runs.len();
+        let reason = format!("{runs} runs of pages of one holder and {symbols} symbols");
+        return Err(io::Error::other(format!("{reason} are too many for a reply")));
     }
     Ok(pages)
 }
@@ -72,8 +74,8 @@ fn found(proc: &Path) -> io::Result<Pages> {
         }
         page += 1;
     })?;
-    let symbols = symbols(&fs::read_to_string(proc.join("kallsyms"))?, &image);
-    Ok(Pages { holders: names.all, runs, symbols })
+    let kernel = symbols(&fs::read_to_string(proc.join("kallsyms"))?, &image);
+    Ok(Pages { holders: names.all, runs, kernel })
 }
 
 /// Holders, each once.
@@ -221,43 +223,28 @@ fn each_word(file: &File, first: u64, words: u64, mut each: impl FnMut(u64)) -> 
     Ok(())
 }
 
-/// For each page of the kernel's image the symbol that has most of it.
-fn symbols(kallsyms: &str, image: &[Place]) -> Vec<(u64, String)> {
-    let mut all: Vec<(u64, &str)> = kallsyms.lines().filter_map(address_and_name).collect();
-    let text = all.iter().find(|(address, name)| *name == "_text" && *address != 0);
-    let code = image.iter().find(|place| place.name == CODE);
-    let Some(((text, _), code)) = text.copied().zip(code) else { return Vec::new() };
-    let to_physical =
-        |address: u64| address.checked_sub(text).map(|at| code.pages.start * PAGE_SIZE + at);
-    all.sort_unstable_by_key(|(address, _)| *address);
-    let mut most: HashMap<u64, (u64, &str)> = HashMap::new();
-    for pair in all.windows(2) {
-        let (address, name) = pair[0];
-        let Some((start, end)) = to_physical(address).zip(to_physical(pair[1].0)) else { continue };
-        for place in image {
-            let first = (start / PAGE_SIZE).max(place.pages.start);
-            for page in first..end.div_ceil(PAGE_SIZE).min(place.pages.end) {
-                let (from, to) = (page * PAGE_SIZE, (page + 1) * PAGE_SIZE);
-                let bytes = end.min(to).saturating_sub(start.max(from));
-                let entry = most.entry(page).or_insert((0, name));
-                if bytes > entry.0 {
-                    *entry = (bytes, name);
-                }
-            }
-        }
-    }
-    let mut symbols: Vec<_> =
-        most.into_iter().map(|(page, (_, name))| (page, name.to_owned())).collect();
+/// The kernel's symbols.
+fn symbols(kallsyms: &str, image: &[Place]) -> Option<KernelSymbols> {
+    let text = kallsyms.lines().filter_map(symbol).find(|(_, name)| name == "_text");
+    let (text, code) = (text?.0, image.iter().find(|place| place.name == CODE)?);
+    // Without the right to know them, addresses are zero.
+    (text != 0).then_some(())?;
+    // What lies before the image is no address, but an offset in per-CPU data.
+    let after = |(address, name): (u64, String)| Some((address.checked_sub(text)?, name));
+    let mut symbols: Vec<_> = kallsyms.lines().filter_map(symbol).filter_map(after).collect();
     symbols.sort_unstable();
-    symbols
+    Some(KernelSymbols { text, page: code.pages.start, symbols })
 }
 
-/// A line of /proc/kallsyms; those of modules are left out.
-fn address_and_name(line: &str) -> Option<(u64, &str)> {
+/// The address and the name in a line of /proc/kallsyms, of a function or a variable.
+fn symbol(line: &str) -> Option<(u64, String)> {
     let mut fields = line.split_ascii_whitespace();
-    let (address, _, name) = (fields.next()?, fields.next()?, fields.next()?);
-    fields.next().is_none().then_some(())?;
-    Some((u64::from_str_radix(address, 16).ok()?, name))
+    let (address, kind, name) = (fields.next()?, fields.next()?, fields.next()?);
+    let is_wanted = matches!(kind, "t" | "T" | "w" | "W" | "d" | "D" | "b" | "B");
+    // The space for patches before each function.
+    (is_wanted && !name.starts_with("__pfx_")).then_some(())?;
+    let module = fields.next().map(|module| format!(" {module}")).unwrap_or_default();
+    Some((u64::from_str_radix(address, 16).ok()?, format!("{name}{module}")))
 }
 
 #[cfg(test)]

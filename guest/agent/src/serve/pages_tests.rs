@@ -43,21 +43,29 @@ Rss:                   4 kB
 }
 
 #[test]
-fn a_page_gets_the_symbol_that_has_most_of_it() {
+fn symbols_are_functions_and_variables_after_the_images_begin() {
     let (_, image) = places(IOMEM);
     let kallsyms = "\
 0000000000000000 A fixed_percpu_data
 ffffffff99000000 T _text
-ffffffff99000010 T small
-ffffffff99000020 T large
-ffffffff99002800 t last
-ffffffff99002810 t _etext
+ffffffff99000020 t last
+ffffffff99000010 t __pfx_first
+ffffffff99000018 T first
+ffffffff99002810 r a_constant
+ffffffff99e00000 D variable
 ffffffffc0001000 t of_a_module\t[module]
 ";
-    let expected = [(0x1000, "large"), (0x1001, "large"), (0x1002, "large")];
-    assert_eq!(symbols(kallsyms, &image), expected.map(|(page, name)| (page, name.to_owned())));
-    // Without the right to see addresses, they are all zero.
-    assert_eq!(symbols(&kallsyms.replace("ffffffff99", "0000000000"), &image), []);
+    let kernel = symbols(kallsyms, &image).unwrap();
+    assert_eq!((kernel.text, kernel.page), (0xffff_ffff_9900_0000, 0x1000));
+    let expected = [
+        (0, "_text"),
+        (0x18, "first"),
+        (0x20, "last"),
+        (0xe0_0000, "variable"),
+        (0x2700_1000, "of_a_module [module]"),
+    ];
+    assert_eq!(kernel.symbols, expected.map(|(at, name)| (at, name.to_owned())));
+    assert_eq!(symbols(&kallsyms.replace("ffffffff99", "0000000000"), &image), None);
 }
 
 /// This machine's own memory.
@@ -87,7 +95,10 @@ fn the_pages_of_this_process_are_its_own() {
     assert_eq!(pages.runs.iter().map(|(_, pages)| pages).sum::<u64>(), end);
     let code = image.iter().find(|place| place.name == CODE).unwrap();
     assert_eq!(holder(code.pages.start), CODE);
-    let symbols = pages.symbols.iter().filter(|(page, _)| code.pages.contains(page)).count();
-    assert!(symbols as u64 > (code.pages.end - code.pages.start) / 2, "{symbols} {code:?}");
+    let kernel = pages.kernel.unwrap();
+    assert_eq!(kernel.page, code.pages.start);
+    let size = (code.pages.end - code.pages.start) * PAGE_SIZE;
+    let functions = kernel.symbols.iter().filter(|(at, _)| *at < size).count();
+    assert!(functions > 10_000, "{functions}");
     drop(memory);
 }
