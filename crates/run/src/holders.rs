@@ -12,6 +12,9 @@ use firn_snapshot::CHUNK_SIZE;
 use serde::Serialize;
 use thiserror::Error;
 
+/// The parts of the kernel's image that its symbols are in.
+const WITH_SYMBOLS: [&str; 3] = ["kernel: code", "kernel: data", "kernel: bss"];
+
 const CHUNK_PAGES: u64 = CHUNK_SIZE / PAGE_SIZE;
 
 /// What a recorded run touched.
@@ -49,7 +52,7 @@ pub struct TouchedPage {
     pub by: &'static str,
     /// Index of its holder.
     pub holder: usize,
-    /// For a page of the kernel's image, the symbol that has most of it.
+    /// For a page of the kernel's code and variables, the symbol that has most of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub symbol: Option<String>,
     /// The kernel's function that touched it first; a program has none.
@@ -116,6 +119,8 @@ impl Touched {
                 continue;
             }
             places.insert(touch.page, pages.len());
+            let holder = holder_of(touch.page)?;
+            let has_symbols = WITH_SYMBOLS.contains(&described.holders[holder].as_str());
             pages.push(TouchedPage {
                 page: touch.page,
                 written,
@@ -124,8 +129,8 @@ impl Touched {
                     Toucher::Walk => "walk",
                     Toucher::Device => "device",
                 },
-                holder: holder_of(touch.page)?,
-                symbol: symbol_of(touch.page),
+                holder,
+                symbol: symbol_of(touch.page).filter(|_| has_symbols),
                 function: instructions.get(&touch.page).and_then(|address| function_of(*address)),
             });
         }

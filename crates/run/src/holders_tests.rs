@@ -68,7 +68,7 @@ fn pages_and_chunks_are_counted_by_holder() {
     let expected = [(1, false, 1), (2, true, 0), (3, true, 0), (700, false, 0), (1500, false, 1)];
     assert_eq!(pages, expected);
     let symbols: Vec<_> = touched.pages.iter().map(|page| page.symbol.as_deref()).collect();
-    assert_eq!(symbols, [Some("schedule"), Some("fork"), Some("fork"), None, None]);
+    assert_eq!(symbols, [Some("schedule"), None, None, None, None]);
     let functions: Vec<_> = touched.pages.iter().map(|page| page.function.as_deref()).collect();
     assert_eq!(functions, [Some("fork"), None, None, Some("clone [module]"), Some("_text")]);
 }

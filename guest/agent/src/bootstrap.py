@@ -10,7 +10,7 @@ def before_snapshot():
         ((kind, message),) = json.loads(channel.receive()).items()
         if reply := clone_step(channel, kind, message):
             channel.send(reply)
-        if kind == "reseed":
+        if kind == "identify":
             return
 
 

@@ -3,7 +3,7 @@ bootstrap of AWS Lambda's runtime.
 
 The agent passes a socket as standard input. A message is a frame (u32 little-endian length, then
 JSON): an object with one key. For a freeze the agent sends `collect` and `hold`. A clone then gets
-`reseed`.
+`identify`.
 """
 
 import gc
@@ -47,11 +47,17 @@ def frame(text):
     return struct.pack("<I", len(data)) + data
 
 
-def reseed(instance_id, log_stream_name):
-    """Replaces the identity and the random state that clones of this process would share. Other
-    modules keep no random state, or get it from the kernel each time."""
+def identify(instance_id, log_stream_name, reseeded):
+    """Replaces the identity, and the random state unless a clone that was held has done so."""
     os.environ["FIRN_INSTANCE_ID"] = instance_id
     os.environ["AWS_LAMBDA_LOG_STREAM_NAME"] = log_stream_name
+    if not reseeded:
+        reseed()
+
+
+def reseed():
+    """Replaces the random state that clones of this process would share. Other modules keep no
+    random state, or get it from the kernel each time."""
     loaded = sys.modules.get
     if module := loaded("random"):
         module.seed()
@@ -114,18 +120,20 @@ def reseeding_calls(library):
     if module := loaded("numpy.random"):
         import numpy
 
-        if module.get_state()[0] == "MT19937":
-            key = numpy.zeros(624, numpy.uint32)
-            calls.append(partial(library.getrandom, ctypes.c_void_p(key.ctypes.data), key.nbytes, 0))
-            calls.append(partial(module.set_state, ("MT19937", key, 624, 0, 0.0)))
+        if module.get_state()[0] != "MT19937":
+            raise RuntimeError("numpy.random has a generator that cannot be reseeded")
+        key = numpy.zeros(624, numpy.uint32)
+        calls.append(partial(library.getrandom, ctypes.c_void_p(key.ctypes.data), key.nbytes, 0))
+        calls.append(partial(module.set_state, ("MT19937", key, 624, 0, 0.0)))
     return calls
 
 
 def hold(channel):
     """Keeps the interpreter's lock until the agent has resumed the clone's other threads, so that
     no thread that the agent stops owns the lock, and none of them runs before the reseeding."""
+    # The module `signal` makes objects of its own from the numbers of this one.
+    import _signal as signal
     import ctypes
-    import signal
 
     # Unlike CDLL, PyDLL calls a function without releasing the lock.
     library = ctypes.PyDLL(None)
@@ -149,8 +157,8 @@ def clone_step(channel, kind, message):
     """Handles a message of the agent about clones, and returns the reply, unless it was sent."""
     if kind == "hold":
         return hold(channel)
-    if kind == "reseed":
-        reseed(**message)
+    if kind == "identify":
+        identify(**message)
     else:
         collect()
     return DONE

@@ -11,7 +11,6 @@ use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use firn_agent::protocol::AGENT_PORT;
 use firn_agent::serve::{Freezer, Guest, RuntimeConfig, Server};
@@ -64,7 +63,7 @@ fn serve() -> io::Result<()> {
     let listener = VsockListener::bind_with_cid_port(VMADDR_CID_ANY, AGENT_PORT)?;
     let uptime = clock_gettime(ClockId::Boottime);
     console(format_args!("ready {}.{:03}", uptime.tv_sec, uptime.tv_nsec / 1_000_000));
-    let server = Arc::new(Server::new(config, Box::new(Guest)));
+    let server = Server::new(config, Box::new(Guest::new()?));
     server.serve(listener.incoming());
     Ok(())
 }

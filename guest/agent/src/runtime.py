@@ -16,6 +16,8 @@ import traceback
 MESSAGE_LIMIT = 16384  # maximum number of characters of an error's text
 TRACE_LIMIT = 64  # maximum number of stack frames, innermost ones
 FROZEN = "<frozen importlib._bootstrap%s>"
+# NaN and the infinities have no JSON form. AWS Lambda returns invalid JSON for them.
+ENCODER = json.JSONEncoder(allow_nan=False)
 OWN_FILES = {"<string>", importlib.__file__, FROZEN % "", FROZEN % "_external"}
 
 
@@ -103,8 +105,7 @@ def invoke(function, header, event, limit):
         raise Fault("Runtime.UnmarshalError", "Unable to unmarshal input: %s" % error)
     answer = function(event, Context(header["request_id"], deadline))
     try:
-        # NaN and the infinities have no JSON form. AWS Lambda returns invalid JSON for them.
-        text = json.dumps(answer, allow_nan=False)
+        text = ENCODER.encode(answer)
     except Exception as error:
         raise Fault("Runtime.MarshalError", "Unable to marshal response: %s" % error)
     if len(text) > limit:

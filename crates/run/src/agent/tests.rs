@@ -5,7 +5,6 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Ipv4Addr;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 use std::{fs, io};
@@ -63,6 +62,7 @@ impl Machine for Untouched {
         Ok(pages())
     }
     fn sync(&self) {}
+    fn settle(&self) {}
     fn power_off(&self) -> io::Result<()> {
         Ok(())
     }
@@ -92,7 +92,7 @@ impl Place {
             counters: "/nowhere".into(),
             freezer: None,
         };
-        let server = Arc::new(Server::new(config, Box::new(Untouched)));
+        let server = Server::new(config, Box::new(Untouched));
         let listener = UnixListener::bind(self.socket()).unwrap();
         thread::spawn(move || {
             server

@@ -21,9 +21,11 @@ use crate::open_file::OpenFile;
 
 /// The command line of firn's own guests, to which a caller may add: a serial console, an immediate
 /// reset after a panic, no probing for PCI, and random numbers from the processor's instruction
-/// (the host adds its own).
+/// (the host adds its own). What guests do not use, and each clone would get pages for, is off: the
+/// accounting of memory by control groups and of pressure, and security modules without a policy.
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=acpi mitigations=off \
-                                   tsc=reliable random.trust_cpu=on pci=off";
+                                   tsc=reliable random.trust_cpu=on pci=off \
+                                   cgroup_disable=memory psi=0 lsm=landlock,yama";
 
 const E820_RAM: u32 = 1;
 const E820_RESERVED: u32 = 2;

@@ -65,24 +65,36 @@ pub(crate) fn set_up() -> Result<(), SetUpError> {
     attach("tmpfs", "tmpfs", "/run", MountFlags::NOSUID | MountFlags::NODEV)?;
     attach("cgroup2", "cgroup2", "/sys/fs/cgroup", MountFlags::NOSUID | MountFlags::NODEV)?;
     open_to_all("/tmp")?;
-    prevent_thrashing()?;
+    set_up_kernel()?;
     network::bring_up("lo").map_err(|source| SetUpError::Loopback { source })?;
     rustix::system::sethostname(b"firn")
         .map_err(|error| SetUpError::HostName { source: error.into() })
 }
 
-/// Has the kernel kill a process when memory cannot hold what was used within the last second
-/// (Documentation/admin-guide/mm/multigen_lru.rst, "Thrashing prevention").
+/// The kernel's settings.
 ///
-/// There is no swap. Without this, a function that takes all memory can make the kernel read the
-/// pages of its programs from the disk again and again for minutes before it is killed.
-fn prevent_thrashing() -> Result<(), SetUpError> {
-    const WORKING_SET_MS: &str = "/sys/kernel/mm/lru_gen/min_ttl_ms";
-    match fs::write(WORKING_SET_MS, "1000") {
-        // A kernel without CONFIG_LRU_GEN.
+/// - It kills a process when memory cannot hold what was used within the last second
+///   (Documentation/admin-guide/mm/multigen_lru.rst, "Thrashing prevention"). There is no swap.
+///   Without this, a function that takes all memory can make the kernel read the pages of its
+///   programs from the disk again and again for minutes before it is killed.
+/// - What it does from time to time, each clone does soon after its thaw, and gets the pages for
+///   it: it does not compact memory unasked, counts pages of memory at longer intervals (both:
+///   Documentation/admin-guide/sysctl/vm.rst), and does not limit the write-back to keep reads fast
+///   (Documentation/block/queue-sysfs.rst).
+const SETTINGS: [(&str, &str); 5] = [
+    ("/sys/kernel/mm/lru_gen/min_ttl_ms", "1000"),
+    ("/proc/sys/vm/compaction_proactiveness", "0"),
+    ("/proc/sys/vm/stat_interval", "3600"),
+    ("/sys/block/vda/queue/wbt_lat_usec", "0"),
+    ("/sys/block/vdb/queue/wbt_lat_usec", "0"),
+];
+
+/// Sets what this kernel and this machine have of [`SETTINGS`].
+fn set_up_kernel() -> Result<(), SetUpError> {
+    SETTINGS.into_iter().try_for_each(|(path, value)| match fs::write(path, value) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        result => result.map_err(|source| SetUpError::Path { path: WORKING_SET_MS.into(), source }),
-    }
+        result => result.map_err(|source| SetUpError::Path { path: path.into(), source }),
+    })
 }
 
 /// Whether the monitor attached a network device, whose number is 1 (virtio 1.2, 5). Its driver

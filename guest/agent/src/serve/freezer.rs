@@ -2,10 +2,16 @@
 //! threads but one.
 //!
 //! Source: the kernel's Documentation/admin-guide/cgroup-v2.rst, "Threads" and "cgroup.freeze".
+//!
+//! A thawed clone only lets the threads run: to move a thread between groups, the kernel waits for
+//! all processors (`synchronize_rcu`), for some 10 ms. And it uses files that are open already,
+//! because the way to a path is dozens of pages, which each clone would have to get.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Interval between two looks at the state of the group.
@@ -16,6 +22,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 #[derive(Debug, Clone)]
 pub struct Freezer {
     folder: PathBuf,
+    freeze: Arc<File>,
+    processes: Arc<File>,
 }
 
 impl Freezer {
@@ -24,13 +32,15 @@ impl Freezer {
     /// # Errors
     /// The file system at `folder` is not cgroup2, or refuses.
     pub fn new(folder: &Path) -> io::Result<Self> {
-        let freezer = Self { folder: folder.to_owned() };
         fs::create_dir(folder)?;
         for group in ["others", "main"] {
             fs::create_dir(folder.join(group))?;
-            freezer.write(&format!("{group}/cgroup.type"), "threaded")?;
+            fs::write(folder.join(group).join("cgroup.type"), "threaded")?;
         }
-        Ok(freezer)
+        let freeze = OpenOptions::new().write(true).open(folder.join("others/cgroup.freeze"))?;
+        let processes = File::open(folder.join("cgroup.procs"))?;
+        let (freeze, processes) = (Arc::new(freeze), Arc::new(processes));
+        Ok(Self { folder: folder.to_owned(), freeze, processes })
     }
 
     /// A file: the process that writes 0 to it becomes one of the function's.
@@ -38,19 +48,28 @@ impl Freezer {
         OpenOptions::new().write(true).open(self.folder.join("others/cgroup.procs"))
     }
 
-    /// Excepts a thread from stopping.
+    /// Excepts this thread from stopping, and no other: one that was excepted earlier, and what it
+    /// has started since, are stopped.
     pub(super) fn except(&self, thread: u32) -> io::Result<()> {
+        let excepted = fs::read_to_string(self.folder.join("main/cgroup.threads"))?;
+        if excepted.trim_end() == thread.to_string() {
+            return Ok(());
+        }
+        if !excepted.is_empty() {
+            for process in self.processes()? {
+                match self.write("others/cgroup.procs", &process.to_string()) {
+                    // It has ended.
+                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                    moved => moved?,
+                }
+            }
+        }
         self.write("main/cgroup.threads", &thread.to_string())
-    }
-
-    /// Lets a thread be stopped again.
-    pub(super) fn include(&self, thread: u32) -> io::Result<()> {
-        self.write("others/cgroup.threads", &thread.to_string())
     }
 
     /// Stops all threads but an excepted one. Returns whether all had stopped at the deadline.
     pub(super) fn stop(&self, deadline: Instant) -> io::Result<bool> {
-        self.write("others/cgroup.freeze", "1")?;
+        self.freeze.write_all_at(b"1", 0)?;
         loop {
             let events = fs::read_to_string(self.folder.join("others/cgroup.events"))?;
             if events.lines().any(|line| line == "frozen 1") {
@@ -65,7 +84,7 @@ impl Freezer {
 
     /// Lets all threads run.
     pub(super) fn resume(&self) -> io::Result<()> {
-        self.write("others/cgroup.freeze", "0")
+        self.freeze.write_all_at(b"0", 0)
     }
 
     /// Kills all processes, also stopped ones.
@@ -76,7 +95,15 @@ impl Freezer {
 
     /// The function's processes.
     pub(super) fn processes(&self) -> io::Result<Vec<u32>> {
-        let text = fs::read_to_string(self.folder.join("cgroup.procs"))?;
+        let (mut text, mut bytes) = (Vec::new(), [0; 1024]);
+        loop {
+            let count = self.processes.read_at(&mut bytes, text.len() as u64)?;
+            if count == 0 {
+                break;
+            }
+            text.extend(&bytes[..count]);
+        }
+        let text = str::from_utf8(&text).map_err(io::Error::other)?;
         text.lines().map(|line| line.parse().map_err(io::Error::other)).collect()
     }
 

@@ -241,6 +241,7 @@ impl Instance {
                 .map_err(|e| system("cannot find the copies of OpenSSL", &e))?;
         }
         machine.sync();
+        machine.settle();
         Ok(())
     }
 

@@ -1,12 +1,15 @@
 //! Operations of the server on the machine.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
+use rustix::fs::{Mode, OFlags, openat};
 use rustix::system::RebootCommand;
 use rustix::time::{ClockId, Timespec};
 use uuid::Uuid;
@@ -17,6 +20,7 @@ use crate::protocol::{MAX_ENTROPY_BYTES, NetworkAddresses, Pages};
 
 /// The file with the generation: 32 hexadecimal digits and a newline. Programs watch it by inotify.
 pub(super) const GENERATION_FILE: &str = "/run/firn-generation";
+const GENERATION_NAME: &str = "firn-generation";
 
 /// The file with the name servers (resolv.conf(5)).
 const NAME_SERVERS: &str = "/etc/resolv.conf";
@@ -69,6 +73,9 @@ pub trait Machine: Send + Sync {
     /// Writes cached file system data to the disks.
     fn sync(&self);
 
+    /// Waits until the kernel has done what it postpones: otherwise every clone does it.
+    fn settle(&self);
+
     /// Powers the machine off. Returns only on failure.
     ///
     /// # Errors
@@ -76,9 +83,28 @@ pub trait Machine: Send + Sync {
     fn power_off(&self) -> io::Result<()>;
 }
 
+/// How long the kernel postpones its work, unless it is for seconds: the callbacks of RCU some
+/// 20 ms, and what it learns about the disks after a write-back 200 ms.
+const SETTLING: Duration = Duration::from_millis(250);
+
 /// The microVM that this process runs in. Needs root.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Guest;
+///
+/// What each clone uses is open already: the way to a path is dozens of pages of the kernel, which
+/// each clone would have to get.
+#[derive(Debug)]
+pub struct Guest {
+    random: File,
+    run: File,
+}
+
+impl Guest {
+    /// # Errors
+    /// A device or a folder is missing.
+    pub fn new() -> io::Result<Self> {
+        let random = OpenOptions::new().write(true).open("/dev/urandom")?;
+        Ok(Self { random, run: File::open("/run")? })
+    }
+}
 
 /// `struct rand_pool_info` of `<linux/random.h>` with room for [`MAX_ENTROPY_BYTES`].
 #[repr(C)]
@@ -101,16 +127,15 @@ impl Machine for Guest {
         let mut pool =
             RandPoolInfo { entropy_bits: length * 8, length, bytes: [0; MAX_ENTROPY_BYTES] };
         pool.bytes.get_mut(..entropy.len()).ok_or_else(too_long)?.copy_from_slice(entropy);
-        let device = OpenOptions::new().write(true).open("/dev/urandom")?;
+        let device = self.random.as_raw_fd();
         // SAFETY: `pool` is laid out as the kernel's rand_pool_info and outlives the call, and
         // `length` bytes of its buffer are initialised.
-        let added =
-            unsafe { libc::ioctl(device.as_raw_fd(), RNDADDENTROPY, std::ptr::from_ref(&pool)) };
+        let added = unsafe { libc::ioctl(device, RNDADDENTROPY, std::ptr::from_ref(&pool)) };
         if added != 0 {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: this request takes no argument.
-        let reseeded = unsafe { libc::ioctl(device.as_raw_fd(), RNDRESEEDCRNG) };
+        let reseeded = unsafe { libc::ioctl(device, RNDRESEEDCRNG) };
         if reseeded != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -157,8 +182,9 @@ impl Machine for Guest {
 
     fn publish_generation(&self, generation: Uuid) -> io::Result<()> {
         // One write to the file that programs watch, or map, and not a new file in its place.
-        let mut options = OpenOptions::new();
-        let file = options.create(true).write(true).truncate(false).open(GENERATION_FILE)?;
+        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(0o644);
+        let file = File::from(openat(&self.run, GENERATION_NAME, flags, mode)?);
         file.write_all_at(format!("{}\n", generation.simple()).as_bytes(), 0)
     }
 
@@ -168,6 +194,10 @@ impl Machine for Guest {
 
     fn sync(&self) {
         rustix::fs::sync();
+    }
+
+    fn settle(&self) {
+        thread::sleep(SETTLING);
     }
 
     fn power_off(&self) -> io::Result<()> {

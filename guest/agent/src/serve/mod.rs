@@ -15,9 +15,8 @@ mod runtime;
 mod tests;
 
 use std::io::{self, Read, Write};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::{self, Scope};
 use std::time::Duration;
 
 use parking_lot::{FairMutex, Mutex};
@@ -31,6 +30,9 @@ use crate::protocol::{
     Identify, Invoke, MAX_REPLY_LENGTH, MAX_REQUEST_LENGTH, NEWEST_VERSION, OLDEST_VERSION,
     ReceiveError, RefusalKind, Reply, Request, Status, receive, send,
 };
+
+/// Threads that wait for connections: one serves a clone's first, and another waits for the next.
+const WAITING: usize = 2;
 
 /// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -55,6 +57,48 @@ struct Shown {
     instance_id: Option<String>,
 }
 
+/// The threads that serve connections.
+struct Servants<'a, I> {
+    server: &'a Server,
+    incoming: Mutex<I>,
+    /// How many of them have no connection.
+    waiting: AtomicUsize,
+}
+
+impl<I, S> Servants<'_, I>
+where
+    I: Iterator<Item = io::Result<S>> + Send,
+    S: Read + Write,
+{
+    /// Starts another one, if there is memory for it.
+    fn add<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let thread = thread::Builder::new().name("connection".into());
+        if thread.spawn_scoped(scope, || self.serve(scope)).is_err() {
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    fn serve<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
+        loop {
+            let Some(stream) = self.incoming.lock().next() else { return };
+            let Ok(mut stream) = stream else {
+                // Temporarily no descriptors or memory. The peer's connection is closed.
+                thread::sleep(ACCEPT_PAUSE);
+                continue;
+            };
+            if self.waiting.fetch_sub(1, Ordering::SeqCst) == 1 {
+                self.add(scope);
+            }
+            self.server.serve_one(&mut stream);
+            if self.waiting.fetch_add(1, Ordering::SeqCst) >= WAITING {
+                self.waiting.fetch_sub(1, Ordering::SeqCst);
+                return;
+            }
+        }
+    }
+}
+
 /// What happens to a connection after a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
@@ -76,23 +120,19 @@ impl Server {
         }
     }
 
-    /// Serves the connections of `incoming`, each in its own thread, until `incoming` ends.
-    pub fn serve<S>(self: &Arc<Self>, incoming: impl IntoIterator<Item = io::Result<S>>)
+    /// Serves the connections of `incoming`, each in its own thread, until `incoming` and the
+    /// connections have ended.
+    ///
+    /// The threads wait in advance: a clone's first connection makes none.
+    pub fn serve<I, S>(&self, incoming: I)
     where
-        S: Read + Write + Send + 'static,
+        I: IntoIterator<Item = io::Result<S>>,
+        I::IntoIter: Send,
+        S: Read + Write,
     {
-        for stream in incoming {
-            let server = Arc::clone(self);
-            let started = stream.and_then(|mut stream| {
-                thread::Builder::new().name("connection".into()).spawn(move || {
-                    server.serve_one(&mut stream);
-                })
-            });
-            if started.is_err() {
-                // Temporarily no descriptors or memory. The peer's connection is closed.
-                thread::sleep(ACCEPT_PAUSE);
-            }
-        }
+        let incoming = Mutex::new(incoming.into_iter());
+        let servants = Servants { server: self, incoming, waiting: AtomicUsize::new(0) };
+        thread::scope(|scope| (0..WAITING).for_each(|_| servants.add(scope)));
     }
 
     /// Serves one connection until either side closes it.

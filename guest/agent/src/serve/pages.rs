@@ -1,6 +1,7 @@
 //! What holds each page of the machine's memory, by its kernel's own account: the kernel's image in
-//! /proc/iomem, the page tables of processes, and the flags of pages (the kernel's
-//! Documentation/admin-guide/mm/pagemap.rst), in this order; and the kernel's symbols.
+//! /proc/iomem, except for the parts that the kernel has freed, the page tables of processes, and
+//! the flags of pages (the kernel's Documentation/admin-guide/mm/pagemap.rst), in this order; and
+//! the kernel's symbols.
 //!
 //! Nothing stops meanwhile: a page can be of a process that has just ended.
 
@@ -25,9 +26,12 @@ const KINDS: [(u32, &str); 6] = [
     (10, "kernel: free"),
     (26, "kernel: page tables"),
     (7, "kernel: slab"),
-    (32, "kernel: reserved"),
+    (RESERVED, "kernel: reserved"),
     (5, "page cache"),
 ];
+
+/// The bit of pages that the page allocator never had.
+const RESERVED: u32 = 32;
 
 /// The bit of pages that belong to no file.
 const ANONYMOUS: u32 = 12;
@@ -59,15 +63,15 @@ fn found(proc: &Path) -> io::Result<Pages> {
     let flags = File::open(proc.join("kpageflags"))?;
     let mut page = 0;
     each_word(&flags, 0, end, |flags| {
-        let holder =
-            match (image.iter().find(|place| place.pages.contains(&page)), mapped.get(&page)) {
-                (Some(place), _) => names.index(&place.name),
-                (None, Some(mapping)) => names.index(&mapping.holder(flags & 1 << ANONYMOUS != 0)),
-                (None, None) => {
-                    let kind = KINDS.iter().find(|(bit, _)| flags & 1 << bit != 0);
-                    names.index(kind.map_or(OTHER, |(_, name)| name))
-                }
-            };
+        let is_image = |place: &&Place| flags & 1 << RESERVED != 0 && place.pages.contains(&page);
+        let holder = match (image.iter().find(is_image), mapped.get(&page)) {
+            (Some(place), _) => names.index(&place.name),
+            (None, Some(mapping)) => names.index(&mapping.holder(flags & 1 << ANONYMOUS != 0)),
+            (None, None) => {
+                let kind = KINDS.iter().find(|(bit, _)| flags & 1 << bit != 0);
+                names.index(kind.map_or(OTHER, |(_, name)| name))
+            }
+        };
         match runs.last_mut() {
             Some((last, pages)) if *last == holder => *pages += 1,
             _ => runs.push((holder, 1)),

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc;
 
 use serde_json::value::to_raw_value;
@@ -77,6 +78,10 @@ impl Machine for Recorder {
         self.note("sync");
     }
 
+    fn settle(&self) {
+        self.note("settle");
+    }
+
     fn power_off(&self) -> io::Result<()> {
         self.note("power off");
         Ok(())
@@ -108,7 +113,7 @@ impl TestGuest {
             counters: folder.path().join("vmstat"),
             freezer,
         };
-        let server = Arc::new(Server::new(config, Box::new(machine.clone())));
+        let server = Server::new(config, Box::new(machine.clone()));
         let (connect, incoming) = mpsc::channel();
         thread::spawn(move || server.serve(incoming));
         Self { machine, connect, folder }

@@ -34,7 +34,7 @@ pub(super) enum Message<'a> {
     Invoke { request_id: &'a str, time_limit_ms: u64 },
     Collect {},
     Hold {},
-    Reseed { instance_id: &'a str, log_stream_name: &'a str },
+    Identify { instance_id: &'a str, log_stream_name: &'a str, reseeded: bool },
 }
 
 /// What distinguishes a clone, for its own process.
@@ -162,20 +162,21 @@ impl Channel {
         Err(ExchangeError::TimedOut)
     }
 
-    /// Reseeds, lets everything run again, and tells the process its identity.
+    /// Reseeds, lets everything run again, and gives the process its identity.
     pub(super) fn resume(
         &mut self,
         process: &mut Process,
         Identity { instance_id, log_stream_name }: Identity<'_>,
         deadline: Instant,
     ) -> Result<Outcome, ExchangeError> {
-        if self.held {
+        let reseeded = self.held;
+        if reseeded {
             self.order()?;
             self.obeyed(process, deadline)?;
             process.resume_others()?;
             self.release()?;
         }
-        let message = Message::Reseed { instance_id, log_stream_name };
+        let message = Message::Identify { instance_id, log_stream_name, reseeded };
         self.exchange(process, &message, None, deadline)
     }
 

@@ -1,8 +1,10 @@
 //! A process of the function and its output.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{self, PipeReader, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
@@ -23,6 +25,7 @@ const EXIT_GRACE: Duration = Duration::from_secs(5);
 pub(super) struct Process {
     child: Child,
     end: OwnedFd,
+    status: Option<File>,
     output: PipeReader,
     tail: LogTail,
     freezer: Option<Freezer>,
@@ -63,8 +66,9 @@ impl Process {
         let mut child = command.spawn().map_err(StartError::Spawn)?;
         match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
             Ok(end) => {
-                let freezer = config.freezer.clone();
-                Ok(Self { child, end, output, tail: LogTail::default(), freezer, reaped: false })
+                let (freezer, status) = (config.freezer.clone(), status(child.id()).ok());
+                let tail = LogTail::default();
+                Ok(Self { child, end, status, output, tail, freezer, reaped: false })
             }
             Err(error) => {
                 child.kill()?;
@@ -130,7 +134,11 @@ impl Process {
     pub(super) fn peak_memory(&self) -> u64 {
         let own = || Ok(vec![self.child.id()]);
         let processes = self.freezer.as_ref().map_or_else(own, Freezer::processes);
-        processes.unwrap_or_default().into_iter().filter_map(largest_resident_set).sum()
+        let largest = |process| match &self.status {
+            Some(status) if process == self.child.id() => largest_resident_set(status),
+            _ => largest_resident_set(&status(process).ok()?),
+        };
+        processes.unwrap_or_default().into_iter().filter_map(largest).sum()
     }
 
     /// Waits for a process that closed its channel, and kills it after a grace period. Returns its
@@ -174,8 +182,7 @@ impl Process {
     /// Lets everything that was stopped run again.
     pub(super) fn resume_others(&self) -> Result<(), ExchangeError> {
         let Some(freezer) = &self.freezer else { return Ok(()) };
-        let resumed = freezer.resume().and_then(|()| freezer.include(self.child.id()));
-        resumed.map_err(ExchangeError::Io)
+        freezer.resume().map_err(ExchangeError::Io)
     }
 
     fn kill(&mut self) -> io::Result<ExitStatus> {
@@ -188,9 +195,17 @@ impl Process {
     }
 }
 
+/// The status of a process (`proc_pid_status(5)`).
+fn status(process: u32) -> io::Result<File> {
+    File::open(format!("/proc/{process}/status"))
+}
+
 /// The largest resident set of a process so far, in bytes; none if it has ended.
-fn largest_resident_set(process: u32) -> Option<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+fn largest_resident_set(status: &File) -> Option<u64> {
+    // The line is among the first thirty.
+    let mut bytes = [0; 4096];
+    let count = status.read_at(&mut bytes, 0).ok()?;
+    let status = str::from_utf8(&bytes[..count]).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
     Some(kib << 10)
