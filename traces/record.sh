@@ -3,7 +3,7 @@
 # the lab. The function is booted and frozen once, and both inputs are recorded from that snapshot.
 # With a period, input a is recorded alone, with repeated accesses and a second invocation (-a2).
 # With `sizes` it is booted with 1 GiB, and the inputs in traces/sizes/inputs are recorded.
-# With `holders` no trace is kept, but what held the pages that input a touched.
+# With `holders` input a is recorded with what held the pages, beside the other traces.
 set -eu
 function=$1
 what=${2-}
@@ -79,9 +79,9 @@ sizes)
     done
     ;;
 holders)
-    once a "@$folder/input-a.json" "$function" --holders "$function-a.json"
+    once a "@$folder/input-a.json" "$function-a" --holders "$function-a.json"
     mkdir -p /out/holders
-    mv "$function-a.json" /out/holders
+    mv "$function-a.json" "$function-a.trace" /out/holders
     ;;
 *) known a "$function-a2" --again "$what" ;;
 esac

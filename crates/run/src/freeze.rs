@@ -17,6 +17,10 @@ use crate::instance::Instance;
 /// How long a guest may take to prepare for its freeze, or to take a new identity.
 const GUEST_LIMIT: Duration = Duration::from_secs(60);
 
+/// How long the guest's kernel postpones what is left of the agent's connection (callbacks of RCU):
+/// otherwise every clone frees it.
+const SETTLING: Duration = Duration::from_millis(40);
+
 /// Why a microVM was not frozen. It runs on, if it still can.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -101,6 +105,7 @@ fn prepare_and_freeze(
     signer: Option<&Signer>,
 ) -> Result<(Instant, FreezeReport), FreezeInstanceError> {
     agent.prepare_freeze(GUEST_LIMIT)?;
+    std::thread::sleep(SETTLING);
     let prepared = Instant::now();
     Ok((prepared, freeze_signed(control, request, signer)?))
 }

@@ -147,8 +147,10 @@ def hold(channel):
         calls += [wait, *reseeding_calls(library), answer]
     # A signal would end a wait.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    # A clone does not free them: that would copy their pages.
+    hold.kept = calls + [wait]
     try:
-        call_in_sequence(calls + [wait])
+        call_in_sequence(hold.kept)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
