@@ -31,5 +31,5 @@ def start():
     main(["awslambdaric", os.environ["_HANDLER"]])
 
 
-channel = Channel()
+channel = Channel.of_agent()
 start()

@@ -17,13 +17,18 @@ DONE = '{"done":null}'
 
 
 class Channel:
-    """Frames over the agent's socket."""
+    """Frames over a socket."""
 
-    def __init__(self):
-        self.socket = socket.socket(fileno=os.dup(0))
+    def __init__(self, socket):
+        self.socket = socket
+
+    @classmethod
+    def of_agent(cls):
+        channel = cls(socket.socket(fileno=os.dup(0)))
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
+        return channel
 
     def read(self, count):
         data = bytearray(count)
