@@ -98,6 +98,41 @@ fn nothing_runs_from_the_freeze_until_the_clone_has_its_identity() {
     assert_eq!(nodes.len(), 11, "each clone has a node of its own");
 }
 
+/// A request starts a child that never pauses; `TURNS` has its number of turns.
+const STARTS: &str = "\
+import mmap, os
+with open('TURNS', 'r+b') as file:
+    turns = mmap.mmap(file.fileno(), 8)
+def handler(event, context):
+    if not os.fork():
+        while True:
+            turns[:] = (int.from_bytes(turns[:], 'little') + 1).to_bytes(8, 'little')
+    while not any(turns[:]):
+        os.sched_yield()
+";
+
+/// The main thread of a clone stays excepted, and what it starts with it.
+#[test]
+fn what_a_clone_has_started_is_stopped_at_its_next_freeze() {
+    let Some(freezer) = HostFreezer::new() else { return };
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(8).unwrap();
+    let turns = || fs::read(file.path()).unwrap();
+    let guest = TestGuest::with_freezer(Some(freezer.0.clone()));
+    let mut host = guest.connect();
+    host.load(&STARTS.replace("TURNS", &file.path().display().to_string()));
+    host.identify(1);
+    for generation in 2..5 {
+        assert!(matches!(host.ask(&Request::PrepareFreeze), Reply::ReadyToFreeze));
+        let stopped = turns();
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(turns(), stopped, "generation {generation}");
+        host = guest.connect();
+        host.identify(generation);
+        host.answer(&json!(null));
+    }
+}
+
 /// A thread that the kernel cannot stop: it is in a system call that reads a page that is never
 /// provided (userfaultfd(2)).
 const STUCK: &str = "\
