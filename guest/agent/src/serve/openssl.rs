@@ -40,8 +40,9 @@ const BLOCK: usize = 64 << 10;
 /// The copies that a process has.
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
-    /// Each process, and the address of its `getpid`.
-    taken_over: Vec<(u32, u64)>,
+    /// The memory of each process, open because a clone need not find it, and the address of its
+    /// `getpid`.
+    taken_over: Vec<(File, u64)>,
     /// The number that they return.
     number: u32,
 }
@@ -70,9 +71,7 @@ impl Copies {
     pub(crate) fn take_over(processes: &[u32], earlier: &Self) -> io::Result<Self> {
         let mut copies = Self { taken_over: Vec::new(), number: earlier.next() };
         for &process in processes {
-            if let Some(address) = take_over(process, copies.number)? {
-                copies.taken_over.push((process, address));
-            }
+            copies.taken_over.extend(take_over(process, copies.number)?);
         }
         Ok(copies)
     }
@@ -80,8 +79,7 @@ impl Copies {
     /// Makes every generator reseed at its next draw.
     pub(crate) fn renew(&mut self) -> io::Result<()> {
         self.number = self.next();
-        for (process, address) in &self.taken_over {
-            let memory = memory(*process)?;
+        for (memory, address) in &self.taken_over {
             memory.write_all_at(&self.number.to_le_bytes(), address + NUMBER_AT)?;
         }
         Ok(())
@@ -92,12 +90,9 @@ impl Copies {
     }
 }
 
-fn memory(process: u32) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).open(format!("/proc/{process}/mem"))
-}
-
-/// Writes the `getpid` of a process, and its address into every program with a copy.
-fn take_over(process: u32, number: u32) -> io::Result<Option<u64>> {
+/// Writes the `getpid` of a process, and its address into every program with a copy. Returns the
+/// memory of the process, and where its `getpid` is.
+fn take_over(process: u32, number: u32) -> io::Result<Option<(File, u64)>> {
     let mut programs = Vec::new();
     for mappings in mappings(process)?.values() {
         programs.extend(program(process, mappings)?);
@@ -106,7 +101,7 @@ fn take_over(process: u32, number: u32) -> io::Result<Option<u64>> {
     if slots.is_empty() {
         return Ok(None);
     }
-    let memory = memory(process)?;
+    let memory = OpenOptions::new().read(true).write(true).open(format!("/proc/{process}/mem"))?;
     let address = room(&memory, &programs)?;
     let mut code = GETPID;
     let number_at = usize::try_from(NUMBER_AT).map_err(io::Error::other)?;
@@ -115,7 +110,7 @@ fn take_over(process: u32, number: u32) -> io::Result<Option<u64>> {
     for slot in slots {
         memory.write_all_at(&address.to_le_bytes(), slot)?;
     }
-    Ok(Some(address))
+    Ok(Some((memory, address)))
 }
 
 /// The mappings of each file.

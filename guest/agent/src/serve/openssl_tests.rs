@@ -54,7 +54,7 @@ fn generators_reseed_once_for_each_number() {
     // As for the next freeze, of a clone that did not draw meanwhile.
     copies.renew().unwrap();
     let mut again = Copies::take_over(&[process], &copies).unwrap();
-    assert_eq!(again.taken_over, copies.taken_over, "the same place");
+    assert_eq!(again.taken_over[0].1, copies.taken_over[0].1, "the same place");
     again.renew().unwrap();
     assert_eq!([draw(), draw()], [3, 3]);
     drop(input);
@@ -65,7 +65,7 @@ fn generators_reseed_once_for_each_number() {
 fn process_without_openssl_is_left_alone() {
     let mut child = Command::new("sleep").arg("60").spawn().unwrap();
     let copies = Copies::take_over(&[child.id()], &Copies::default()).unwrap();
-    assert_eq!(copies.taken_over, []);
+    assert!(copies.taken_over.is_empty());
     child.kill().unwrap();
     child.wait().unwrap();
 }
