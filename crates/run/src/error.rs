@@ -193,7 +193,7 @@ stages! {
     Measure: firn_vmm::GoneError;
     Record: firn_memory::recorders::RecordError, firn_vmm::AttributionError,
         firn_vmm::GuestTimeError, firn_memory::trace::TraceError,
-        firn_memory::trace::EncodeTraceError, crate::PagesError;
+        firn_memory::trace::EncodeTraceError;
     Failure: firn_vmm::VcpuFailure;
     Identity: crate::IdentityError;
     Event: crate::EventError;

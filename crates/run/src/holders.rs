@@ -120,6 +120,8 @@ impl Touched {
             }
             places.insert(touch.page, pages.len());
             let holder = holder_of(touch.page)?;
+            // After a device, the guest may have been the first to write.
+            let instruction = instructions.get(&touch.page).filter(|_| touch.by != Toucher::Device);
             let has_symbols = WITH_SYMBOLS.contains(&described.holders[holder].as_str());
             pages.push(TouchedPage {
                 page: touch.page,
@@ -131,7 +133,7 @@ impl Touched {
                 },
                 holder,
                 symbol: symbol_of(touch.page).filter(|_| has_symbols),
-                function: instructions.get(&touch.page).and_then(|address| function_of(*address)),
+                function: instruction.and_then(|address| function_of(*address)),
             });
         }
         Ok(Self::sorted(described, pages))

@@ -284,7 +284,10 @@ impl GuestKind for Linux {
                             listener.answered(&invoke()?);
                         }
                         if holders && outcome.error.is_none() {
-                            listener.described(agent.pages(limit)?);
+                            match agent.pages(limit) {
+                                Ok(pages) => listener.described(pages),
+                                Err(error) => listener.note(&error_chain(&error)),
+                            }
                         }
                         run.report.outcome = Some(outcome);
                     }

@@ -53,17 +53,19 @@ def frame(text):
 
 
 def identify(instance_id, log_stream_name, reseeded):
-    """Replaces the identity, and the random state unless a clone that was held has done so."""
+    """Replaces the identity, and the random state that a clone that was held has not replaced."""
     os.environ["FIRN_INSTANCE_ID"] = instance_id
     os.environ["AWS_LAMBDA_LOG_STREAM_NAME"] = log_stream_name
-    if not reseeded:
-        reseed()
+    reseed(hold.reseeds if reseeded else ())
 
 
-def reseed():
-    """Replaces the random state that clones of this process would share. Other modules keep no
-    random state, or get it from the kernel each time."""
-    loaded = sys.modules.get
+def reseed(done):
+    """Replaces the random state that clones of this process would share, but for the modules that
+    have done so. Other modules keep no random state, or get it from the kernel each time."""
+
+    def loaded(name):
+        return name not in done and sys.modules.get(name)
+
     if module := loaded("random"):
         module.seed()
     if module := loaded("tempfile"):
@@ -97,6 +99,7 @@ def reseeding_calls(library):
     unlike `os.urandom`: the C library of Debian 12 waits for ever if the lock is released while the
     threads that wait for it are stopped."""
     import ctypes
+    from operator import or_
 
     def number(count):
         # At the call, and not now, `map` makes the number of what `data` contains.
@@ -104,20 +107,30 @@ def reseeding_calls(library):
         calls.append(partial(library.getrandom, data, count, 0))
         return map(int.from_bytes, [data], ["big"])
 
+    def loaded(name):
+        if module := sys.modules.get(name):
+            hold.reseeds.add(name)
+        return module
+
     calls = []
-    loaded = sys.modules.get
+    hold.reseeds = set()
     if module := loaded("random"):
         import _random
 
-        seeded = map(_random.Random.seed, [module._inst], number(256))
-        calls.append(partial(next, seeded))
-        calls.append(partial(setattr, module._inst, "gauss_next", None))
+        # The module's functions belong to its first generator, whatever `_inst` is now.
+        bound = [getattr(function, "__self__", None) for function in (module.seed, module.random)]
+        generators = {id(generator): generator for generator in [module._inst, *bound]}
+        for generator in generators.values():
+            if isinstance(generator, _random.Random):
+                calls.append(partial(next, map(_random.Random.seed, [generator], number(256))))
+                calls.append(partial(setattr, generator, "gauss_next", None))
     if module := loaded("tempfile"):
         calls.append(partial(setattr, module, "_name_sequence", None))
     if module := loaded("uuid"):
         calls.append(partial(setattr, module, "_generate_time_safe", None))
         calls.append(partial(setattr, module, "_last_timestamp", None))
-        calls.append(partial(next, map(setattr, [module], ["_node"], number(6))))
+        node = map(or_, number(6), [1 << 40])
+        calls.append(partial(next, map(setattr, [module], ["_node"], node)))
     if module := loaded("ssl"):
         entropy = (ctypes.c_char * 64)()
         calls.append(partial(library.getrandom, entropy, len(entropy), 0))
@@ -158,6 +171,10 @@ def hold(channel):
         call_in_sequence(hold.kept)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# Before the first freeze there is nothing to reseed.
+hold.reseeds = {"random", "tempfile", "uuid", "ssl", "numpy.random"}
 
 
 def clone_step(channel, kind, message):

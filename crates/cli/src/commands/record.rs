@@ -174,14 +174,16 @@ pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
     if let Some(free) = free {
         trace = trace.with_free(free)?;
     }
+    let bytes = trace.encode()?;
+    publish(file, &bytes, &arguments.out)?;
     let described = totals.pages.as_ref();
     let touched = described.map(|pages| Touched::of(&trace, &totals.instructions, pages));
     let touched = touched.transpose()?;
-    if let Some((touched, (path, file))) = touched.as_ref().zip(holders_file) {
+    if let Some((path, file)) = holders_file {
+        let touched =
+            touched.as_ref().context("the trace is recorded, but not what held the pages")?;
         publish(file, &serde_json::to_vec(touched)?, path)?;
     }
-    let bytes = trace.encode()?;
-    publish(file, &bytes, &arguments.out)?;
     let report = Report {
         function: function.name.clone(),
         input: arguments.input.clone(),

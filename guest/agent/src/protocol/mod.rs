@@ -67,12 +67,6 @@ pub const LOG_TAIL_BYTES: usize = 4096;
 /// 15 minutes).
 pub const MAX_TIME_LIMIT_MS: u64 = 900_000;
 
-/// Maximum length of [`Pages::runs`]. Together with [`MAX_SYMBOLS`], they fit into a frame.
-pub const MAX_PAGE_RUNS: usize = 1 << 17;
-
-/// Maximum number of [`KernelSymbols::symbols`].
-pub const MAX_SYMBOLS: usize = 1 << 17;
-
 /// Minimum number of bytes of entropy in an [`Identify`], sufficient for an independent random
 /// state.
 pub const MIN_ENTROPY_BYTES: usize = 32;

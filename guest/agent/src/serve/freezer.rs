@@ -4,7 +4,8 @@
 //! Source: the kernel's Documentation/admin-guide/cgroup-v2.rst, "Threads" and "cgroup.freeze".
 //!
 //! A thawed clone only lets the threads run: to move a thread between groups, the kernel waits for
-//! all processors (`synchronize_rcu`), for some 10 ms. And it uses files that are open already,
+//! all processors (`synchronize_rcu`), for some 10 ms. So the main thread of
+//! a clone's runtime, which runs through the freeze, stays excepted until the next one. And it uses files that are open already,
 //! because the way to a path is dozens of pages, which each clone would have to get.
 
 use std::fs::{self, File, OpenOptions};
@@ -48,31 +49,37 @@ impl Freezer {
         OpenOptions::new().write(true).open(self.folder.join("others/cgroup.procs"))
     }
 
-    /// Excepts this thread from stopping, and no other: one that was excepted earlier, and what it
-    /// has started since, are stopped.
+    /// Excepts a thread from stopping.
     pub(super) fn except(&self, thread: u32) -> io::Result<()> {
-        let excepted = fs::read_to_string(self.folder.join("main/cgroup.threads"))?;
-        if excepted.trim_end() == thread.to_string() {
-            return Ok(());
-        }
-        if !excepted.is_empty() {
-            for process in self.processes()? {
-                match self.write("others/cgroup.procs", &process.to_string()) {
-                    // It has ended.
-                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
-                    moved => moved?,
-                }
-            }
-        }
         self.write("main/cgroup.threads", &thread.to_string())
     }
 
-    /// Stops all threads but an excepted one. Returns whether all had stopped at the deadline.
-    pub(super) fn stop(&self, deadline: Instant) -> io::Result<bool> {
+    /// Moves all threads but this one to those that stop: one that was excepted earlier, and what
+    /// it and this one have started since. Returns whether there were any.
+    fn gather(&self, excepted: Option<u32>) -> io::Result<bool> {
+        let threads = fs::read_to_string(self.folder.join("main/cgroup.threads"))?;
+        let excepted = excepted.map(|thread| thread.to_string());
+        let mut any = false;
+        for thread in threads.lines().filter(|thread| Some(*thread) != excepted.as_deref()) {
+            any = true;
+            match self.write("others/cgroup.threads", thread) {
+                // It has ended.
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                moved => moved?,
+            }
+        }
+        Ok(any)
+    }
+
+    /// Stops all threads but this one, if it was excepted. Returns whether all had stopped at the
+    /// deadline.
+    pub(super) fn stop(&self, excepted: Option<u32>, deadline: Instant) -> io::Result<bool> {
         self.freeze.write_all_at(b"1", 0)?;
         loop {
+            // Until it has stopped, a thread that is gathered can start another one beside it.
+            let gathered = self.gather(excepted)?;
             let events = fs::read_to_string(self.folder.join("others/cgroup.events"))?;
-            if events.lines().any(|line| line == "frozen 1") {
+            if !gathered && events.lines().any(|line| line == "frozen 1") {
                 return Ok(true);
             }
             if Instant::now() >= deadline {

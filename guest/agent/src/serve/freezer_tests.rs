@@ -98,15 +98,22 @@ fn nothing_runs_from_the_freeze_until_the_clone_has_its_identity() {
     assert_eq!(nodes.len(), 11, "each clone has a node of its own");
 }
 
-/// A request starts a child that never pauses; `TURNS` has its number of turns.
+/// A request starts a child that never pauses, and children that start the next one each; `TURNS`
+/// has the number of turns of all.
 const STARTS: &str = "\
 import mmap, os
 with open('TURNS', 'r+b') as file:
     turns = mmap.mmap(file.fileno(), 8)
 def handler(event, context):
+    turn = lambda: turns.__setitem__(slice(8), (int.from_bytes(turns[:], 'little') + 1).to_bytes(8, 'little'))
     if not os.fork():
         while True:
-            turns[:] = (int.from_bytes(turns[:], 'little') + 1).to_bytes(8, 'little')
+            turn()
+    if not os.fork():
+        while True:
+            turn()
+            if os.fork():
+                os._exit(0)
     while not any(turns[:]):
         os.sched_yield()
 ";
@@ -183,7 +190,7 @@ fn runtimes_end_with_all_their_processes_also_stopped_ones() {
     host.identify(1);
     let first = freezer.0.processes().unwrap();
     assert_eq!(first.len(), 2, "{first:?}");
-    assert!(freezer.0.stop(Instant::now() + Duration::from_secs(10)).unwrap());
+    assert!(freezer.0.stop(None, Instant::now() + Duration::from_secs(10)).unwrap());
     host.load("def handler(event, context): return 1");
     let left = || freezer.0.processes().unwrap().into_iter().any(|id| first.contains(&id));
     while left() {

@@ -91,8 +91,9 @@ where
                 self.add(scope);
             }
             self.server.serve_one(&mut stream);
-            if self.waiting.fetch_add(1, Ordering::SeqCst) >= WAITING {
-                self.waiting.fetch_sub(1, Ordering::SeqCst);
+            let (order, wait) =
+                (Ordering::SeqCst, |waiting| Some(waiting + 1).filter(|n| *n <= WAITING));
+            if self.waiting.fetch_update(order, order, wait).is_err() {
                 return;
             }
         }

@@ -80,7 +80,11 @@ impl Copies {
     pub(crate) fn renew(&mut self) -> io::Result<()> {
         self.number = self.next();
         for (memory, address) in &self.taken_over {
-            memory.write_all_at(&self.number.to_le_bytes(), address + NUMBER_AT)?;
+            match memory.write_all_at(&self.number.to_le_bytes(), address + NUMBER_AT) {
+                // The process has ended.
+                Err(error) if error.kind() == io::ErrorKind::WriteZero => {}
+                renewed => renewed?,
+            }
         }
         Ok(())
     }

@@ -59,6 +59,8 @@ fn generators_reseed_once_for_each_number() {
     assert_eq!([draw(), draw()], [3, 3]);
     drop(input);
     child.wait().unwrap();
+    // As in a clone whose process was killed since its own freeze.
+    again.renew().unwrap();
 }
 
 #[test]

@@ -12,12 +12,15 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use crate::protocol::{KernelSymbols, MAX_PAGE_RUNS, MAX_SYMBOLS, Pages};
+use crate::protocol::{KernelSymbols, MAX_REPLY_LENGTH, Pages};
 
 const PAGE_SIZE: u64 = 4096;
 
 /// What `_text` begins in /proc/iomem.
 const CODE: &str = "kernel: code";
+
+/// More than a reply has around its content, in bytes.
+const FRAME: usize = 64;
 
 /// Bits of a page's flags (`include/uapi/linux/kernel-page-flags.h`), and what they make a page,
 /// the first that fits.
@@ -43,14 +46,13 @@ const OTHER: &str = "kernel: other";
 /// Reads what holds each page; `proc` is the mounted procfs. Needs root.
 ///
 /// # Errors
-/// A file cannot be read, or memory changes its holder so often that no reply has room for it.
+/// A file cannot be read, or no reply has room for the description.
 pub(super) fn read(proc: &Path) -> io::Result<Pages> {
     let pages = found(proc)?;
-    let symbols = pages.kernel.as_ref().map_or(0, |kernel| kernel.symbols.len());
-    if pages.runs.len() > MAX_PAGE_RUNS || symbols > MAX_SYMBOLS {
-        let runs = pages.runs.len();
-        let reason = format!("{runs} runs of pages of one holder and {symbols} symbols");
-        return Err(io::Error::other(format!("{reason} are too many for a reply")));
+    let bytes = serde_json::to_vec(&pages).map_err(io::Error::other)?.len() + FRAME;
+    if bytes > MAX_REPLY_LENGTH {
+        let reason = format!("the description takes {bytes} bytes, more than a reply has");
+        return Err(io::Error::other(reason));
     }
     Ok(pages)
 }

@@ -804,6 +804,7 @@ mod gate {
              \x20       'random': random.random() == random.Random(7).random(),\n\
              \x20       'gauss': random.gauss(0, 1) == random.Random(7).gauss(0, 1),\n\
              \x20       'node': uuid.uuid1().node == node or uuid.getnode() == node,\n\
+             \x20       'multicast': uuid.uuid1().node >> 40 & 1,\n\
              \x20       'names': tempfile._get_candidate_names() is names,\n\
              \x20       'instance': os.environ['FIRN_INSTANCE_ID'],\n\
              \x20   }\n",
@@ -817,7 +818,7 @@ mod gate {
         let expected = |instance: &str| {
             json!({
                 "pid": before["pid"], "random": false, "gauss": false, "node": false,
-                "names": false, "instance": instance,
+                "multicast": 1, "names": false, "instance": instance,
             })
         };
         assert_eq!(before, expected("i-1"));

@@ -166,7 +166,7 @@ impl Process {
     /// excepted.
     pub(super) fn stop_others(&self, deadline: Instant) -> Result<(), ExchangeError> {
         let Some(freezer) = &self.freezer else { return Ok(()) };
-        match freezer.stop(deadline) {
+        match freezer.stop(Some(self.child.id()), deadline) {
             Ok(true) => Ok(()),
             Ok(false) => Err(ExchangeError::TimedOut),
             Err(error) => Err(ExchangeError::Io(error)),
