@@ -1,6 +1,7 @@
 #!/bin/sh
-# record.sh FUNCTION [PERIOD|sizes|holders]: records the traces of a function. `make traces` starts it in
-# the lab. The function is booted and frozen once, and both inputs are recorded from that snapshot.
+# record.sh FUNCTION [PERIOD|sizes|holders]: records the traces of a function. `make traces` starts
+# it in the lab. The function is booted and frozen once, and both inputs are recorded from that
+# snapshot.
 # With a period, input a is recorded alone, with repeated accesses and a second invocation (-a2).
 # With `sizes` it is booted with 1 GiB, and the inputs in traces/sizes/inputs are recorded.
 # With `holders` input a is recorded with what held the pages, beside the other traces.

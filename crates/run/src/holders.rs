@@ -1,7 +1,6 @@
 //! The pages that a recorded run touched, by what held them when it had ended.
 //!
-//! The guest describes itself, so this is for people who look for pages to save: no restore uses
-//! it.
+//! The guest describes itself, so this is for the search for pages to save: no restore uses it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -117,10 +117,11 @@ def invoke(function, header, event, limit):
 
 
 def rehearse():
-    """Runs what each clone runs, often enough for the interpreter to adapt its code to it. Otherwise
-    each clone does, and writes to the pages of that code."""
+    """Runs what each clone runs, often enough for the interpreter to adapt its code. Otherwise each
+    clone adapts it, and writes to its pages."""
     near, far = map(Channel, socket.socketpair())
-    identity = [os.environ.get(name, "") for name in ("FIRN_INSTANCE_ID", "AWS_LAMBDA_LOG_STREAM_NAME")]
+    names = "FIRN_INSTANCE_ID", "AWS_LAMBDA_LOG_STREAM_NAME"
+    identity = [os.environ.get(name, "") for name in names]
     for _ in range(REHEARSALS):
         near.send('{"invoke":{"request_id":"","time_limit_ms":1}}')
         near.send('{"text": ["t", 1, 1.5, true, null]}')

@@ -4,9 +4,10 @@
 //! Source: the kernel's Documentation/admin-guide/cgroup-v2.rst, "Threads" and "cgroup.freeze".
 //!
 //! A thawed clone only lets the threads run: to move a thread between groups, the kernel waits for
-//! all processors (`synchronize_rcu`), for some 10 ms. So the main thread of
-//! a clone's runtime, which runs through the freeze, stays excepted until the next one. And it uses files that are open already,
-//! because the way to a path is dozens of pages, which each clone would have to get.
+//! all processors (`synchronize_rcu`), for some 10 ms. So the main thread of a clone's runtime,
+//! which runs through the freeze, stays excepted until the next one. And the files that a clone
+//! uses are open already, because the way to a path is dozens of pages, which each clone would have
+//! to get.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
