@@ -69,8 +69,9 @@ fn a_guest_reaches_the_names_that_its_rules_have() {
             let report = thaw.arg(&snapshot).run().function_error(&["OSError"]);
             let counts = matched(&report);
             assert_eq!(counts.len(), 6, "{counts:?}");
+            // The host's kernel gives up after 3 s, when the guest sends its third SYN.
             for (number, (rule, count)) in counts.iter().enumerate() {
-                assert_eq!(*count, u64::from(number == decided), "{rule}: {counts:?}");
+                assert_eq!(*count > 0, number == decided, "{rule}: {counts:?}");
             }
         }
         let wrong = world.firn(["thaw", "--net", "proxy", "--egress", "deny:all"]).arg(&snapshot);
