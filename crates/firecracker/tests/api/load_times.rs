@@ -31,6 +31,20 @@ fn start(planner: &Value, load: &Value) -> [Duration; 3] {
     [started, loaded, replayed]
 }
 
+/// Starts one after the other, of processes that do nothing else.
+#[test]
+#[ignore = "a measurement, for a release build on a quiet host"]
+fn what_a_start_takes() {
+    let mut times = [(); 100].map(|()| {
+        let process = Process::start();
+        process.get("/version");
+        process.age()
+    });
+    times.sort();
+    let [first, median, third] = [25, 50, 75].map(|at| 1e3 * times[at].as_secs_f64());
+    println!("start to first answer: median {median:.2} ms, quartiles {first:.2} and {third:.2}");
+}
+
 /// The pool is of huge pages, 1.5 GiB: `sysctl vm.nr_hugepages=1536` for its replicas, too.
 #[test]
 #[ignore = "a measurement, for a release build on a quiet host"]
