@@ -2,7 +2,7 @@
 //!
 //! The guest describes itself, so this is for the search for pages to save: no restore uses it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use firn_agent::protocol::{KernelSymbols, Pages};
 use firn_base::PAGE_SIZE;
@@ -48,7 +48,7 @@ pub struct TouchedPage {
     /// Whether it was written.
     pub written: bool,
     /// What touched it first.
-    pub by: &'static str,
+    pub by: Toucher,
     /// Index of its holder.
     pub holder: usize,
     /// For a page of the kernel's code and variables, the symbol that has most of it.
@@ -106,35 +106,28 @@ impl Touched {
         let symbol_of = |page| kernel.and_then(|kernel| symbol_of(kernel, page));
         let function_of = |address| kernel.and_then(|kernel| function_of(kernel, address));
 
-        let mut pages: Vec<TouchedPage> = Vec::new();
-        let mut places = HashMap::new();
-        for touch in trace.touches() {
-            let written = touch.access != Access::Read;
-            if touch.access == Access::LaterWrite {
-                if let Some(place) = places.get(&touch.page) {
-                    let page: &mut TouchedPage = &mut pages[*place];
-                    page.written = written;
-                }
-                continue;
-            }
-            places.insert(touch.page, pages.len());
-            let holder = holder_of(touch.page)?;
+        let touches = || trace.touches().iter();
+        let written: HashSet<u64> = touches()
+            .filter(|touch| touch.access != Access::Read)
+            .map(|touch| touch.page)
+            .collect();
+        let first = touches().filter(|touch| touch.access != Access::LaterWrite);
+        let pages = first.map(|touch| {
+            let (page, by) = (touch.page, touch.by);
+            let holder = holder_of(page)?;
             // After a device, the guest may have been the first to write.
-            let instruction = instructions.get(&touch.page).filter(|_| touch.by != Toucher::Device);
+            let instruction = instructions.get(&page).filter(|_| by != Toucher::Device);
             let has_symbols = WITH_SYMBOLS.contains(&described.holders[holder].as_str());
-            pages.push(TouchedPage {
-                page: touch.page,
-                written,
-                by: match touch.by {
-                    Toucher::Instruction => "instruction",
-                    Toucher::Walk => "walk",
-                    Toucher::Device => "device",
-                },
+            Ok(TouchedPage {
+                page,
+                written: written.contains(&page),
+                by,
                 holder,
-                symbol: symbol_of(touch.page).filter(|_| has_symbols),
+                symbol: symbol_of(page).filter(|_| has_symbols),
                 function: instruction.and_then(|address| function_of(*address)),
-            });
-        }
+            })
+        });
+        let pages = pages.collect::<Result<_, HoldersError>>()?;
         Ok(Self::sorted(described, pages))
     }
 

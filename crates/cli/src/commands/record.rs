@@ -156,10 +156,8 @@ pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
     let origin = origin(arguments, &function.name)?;
     // What cannot be written is found out before minutes of recording.
     let file = aside(&arguments.out)?;
-    let holders_file = match arguments.holders.as_deref() {
-        Some(path) => Some((path, aside(path)?)),
-        None => None,
-    };
+    let holders = arguments.holders.as_deref();
+    let holders = holders.map(|path| aside(path).map(|file| (path, file))).transpose()?;
     let free = free(snapshot)?;
 
     let (recording, outcome, kvm) = record(arguments, event, verifier)?;
@@ -179,7 +177,7 @@ pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
     let described = totals.pages.as_ref();
     let touched = described.map(|pages| Touched::of(&trace, &totals.instructions, pages));
     let touched = touched.transpose()?;
-    if let Some((path, file)) = holders_file {
+    if let Some((path, file)) = holders {
         let touched =
             touched.as_ref().context("the trace is recorded, but not what held the pages")?;
         publish(file, &serde_json::to_vec(touched)?, path)?;

@@ -87,7 +87,8 @@ pub enum Access {
 }
 
 /// What touches a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Toucher {
     /// An instruction of the guest.
     Instruction,

@@ -8,6 +8,7 @@ mod function;
 mod instance;
 mod log_tail;
 mod machine;
+mod maps;
 mod openssl;
 mod pages;
 mod runtime;
@@ -27,8 +28,8 @@ pub use machine::{Guest, Machine};
 pub use runtime::RuntimeConfig;
 
 use crate::protocol::{
-    Identify, Invoke, MAX_REPLY_LENGTH, MAX_REQUEST_LENGTH, NEWEST_VERSION, OLDEST_VERSION,
-    ReceiveError, RefusalKind, Reply, Request, Status, receive, send,
+    FrameError, Identify, Invoke, MAX_REPLY_LENGTH, MAX_REQUEST_LENGTH, NEWEST_VERSION,
+    OLDEST_VERSION, ReceiveError, RefusalKind, Reply, Request, SendError, Status, receive, send,
 };
 
 /// Threads that wait for connections: one serves a clone's first, and another waits for the next.
@@ -91,9 +92,8 @@ where
                 self.add(scope);
             }
             self.server.serve_one(&mut stream);
-            let (order, wait) =
-                (Ordering::SeqCst, |waiting| Some(waiting + 1).filter(|n| *n <= WAITING));
-            if self.waiting.fetch_update(order, order, wait).is_err() {
+            let wait = |waiting| (waiting < WAITING).then_some(waiting + 1);
+            if self.waiting.fetch_update(Ordering::SeqCst, Ordering::SeqCst, wait).is_err() {
                 return;
             }
         }
@@ -156,7 +156,12 @@ impl Server {
                 }
                 Err(ReceiveError::Frame(_)) => return,
             };
-            let sent = send(stream, &reply, MAX_REPLY_LENGTH);
+            let mut sent = send(stream, &reply, MAX_REPLY_LENGTH);
+            // Nothing of it was sent.
+            if let Err(error @ SendError::Frame(FrameError::TooLong { .. })) = &sent {
+                let refused = refusal(RefusalKind::System, error.to_string());
+                sent = send(stream, &Reply::from(refused), MAX_REPLY_LENGTH);
+            }
             if next == Next::PowerOff {
                 self.power_off();
             }

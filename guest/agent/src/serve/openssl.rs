@@ -21,6 +21,8 @@ use object::read::elf::{ElfFile64, ProgramHeader};
 use object::{Endianness, Object, ObjectSymbol, ObjectSymbolTable, ReadCache, RelocationTarget};
 use rustix::fs::OFlags;
 
+use super::maps::Mapped;
+
 /// The personalisation string of every generator, which no linker removes.
 const MARK: &[u8] = b"OpenSSL NIST SP 800-90A DRBG";
 
@@ -121,17 +123,14 @@ fn take_over(process: u32, number: u32) -> io::Result<Option<(File, u64)>> {
 fn mappings(process: u32) -> io::Result<BTreeMap<String, Vec<Mapping>>> {
     let mut files = BTreeMap::<String, Vec<Mapping>>::new();
     for line in fs::read_to_string(format!("/proc/{process}/maps"))?.lines() {
-        let mut fields = line.splitn(6, ' ');
-        let mut field = || fields.next().unwrap_or_default();
-        let (range, rights, offset) = (field(), field(), field());
-        let (device, inode) = (field(), field());
-        let number = |text: &str| u64::from_str_radix(text, 16).map_err(io::Error::other);
-        let (start, end) = range.split_once('-').unwrap_or_default();
+        let unknown = || io::Error::other(format!("{line:?} is no mapping"));
+        let Mapped { addresses, rights, offset, device, inode, .. } =
+            Mapped::parse(line).ok_or_else(unknown)?;
         if inode != "0" {
             files.entry(format!("{device} {inode}")).or_default().push(Mapping {
-                start: number(start)?,
-                end: number(end)?,
-                offset: number(offset)?,
+                start: addresses.start,
+                end: addresses.end,
+                offset,
                 executable: rights.contains('x'),
             });
         }

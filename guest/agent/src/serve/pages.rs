@@ -12,15 +12,13 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use crate::protocol::{KernelSymbols, MAX_REPLY_LENGTH, Pages};
+use super::maps::{Mapped, hex_range};
+use crate::protocol::{KernelSymbols, Pages};
 
 const PAGE_SIZE: u64 = 4096;
 
 /// What `_text` begins in /proc/iomem.
 const CODE: &str = "kernel: code";
-
-/// More than a reply has around its content, in bytes.
-const FRAME: usize = 64;
 
 /// Bits of a page's flags (`include/uapi/linux/kernel-page-flags.h`), and what they make a page,
 /// the first that fits.
@@ -46,18 +44,8 @@ const OTHER: &str = "kernel: other";
 /// Reads what holds each page; `proc` is the mounted procfs. Needs root.
 ///
 /// # Errors
-/// A file cannot be read, or no reply has room for the description.
+/// A file cannot be read.
 pub(super) fn read(proc: &Path) -> io::Result<Pages> {
-    let pages = found(proc)?;
-    let bytes = serde_json::to_vec(&pages).map_err(io::Error::other)?.len() + FRAME;
-    if bytes > MAX_REPLY_LENGTH {
-        let reason = format!("the description takes {bytes} bytes, more than a reply has");
-        return Err(io::Error::other(reason));
-    }
-    Ok(pages)
-}
-
-fn found(proc: &Path) -> io::Result<Pages> {
     let (end, image) = places(&fs::read_to_string(proc.join("iomem"))?);
     let mapped = mapped(proc)?;
     let mut names = Names::default();
@@ -127,13 +115,6 @@ fn places(iomem: &str) -> (u64, Vec<Place>) {
     (end, image)
 }
 
-/// A range in hexadecimal digits, as /proc writes it.
-fn hex_range(text: &str) -> Option<Range<u64>> {
-    let (start, end) = text.split_once('-')?;
-    let number = |digits| u64::from_str_radix(digits, 16).ok();
-    Some(number(start)?..number(end)?)
-}
-
 /// How processes map a page.
 struct Mapping {
     /// The program's name.
@@ -191,11 +172,9 @@ fn resident(smaps: &str) -> Vec<(Range<u64>, &str)> {
     let mut mappings: Vec<(Range<u64>, &str)> = Vec::new();
     let mut last = None;
     for line in smaps.lines() {
-        // Address, permissions, offset, device, inode, and a path after spaces.
-        let mut fields = line.splitn(6, ' ');
-        if let Some(range) = fields.next().and_then(hex_range) {
-            let path = fields.nth(4).unwrap_or_default().trim_start();
-            last = Some((range.start / PAGE_SIZE..range.end / PAGE_SIZE, what(path)));
+        if let Some(Mapped { addresses, path, .. }) = Mapped::parse(line) {
+            let pages = addresses.start / PAGE_SIZE..addresses.end / PAGE_SIZE;
+            last = Some((pages, what(path)));
         } else if line.strip_prefix("Rss:").is_some_and(|size| size.trim() != "0 kB") {
             mappings.extend(last.take());
         }
@@ -231,13 +210,14 @@ fn each_word(file: &File, first: u64, words: u64, mut each: impl FnMut(u64)) -> 
 
 /// The kernel's symbols.
 fn symbols(kallsyms: &str, image: &[Place]) -> Option<KernelSymbols> {
-    let text = kallsyms.lines().filter_map(symbol).find(|(_, name)| name == "_text");
-    let (text, code) = (text?.0, image.iter().find(|place| place.name == CODE)?);
+    let all: Vec<_> = kallsyms.lines().filter_map(symbol).collect();
+    let (text, _) = *all.iter().find(|(_, name)| name == "_text")?;
     // Without the right to know them, addresses are zero.
     (text != 0).then_some(())?;
+    let code = image.iter().find(|place| place.name == CODE)?;
     // What lies before the image is no address, but an offset in per-CPU data.
     let after = |(address, name): (u64, String)| Some((address.checked_sub(text)?, name));
-    let mut symbols: Vec<_> = kallsyms.lines().filter_map(symbol).filter_map(after).collect();
+    let mut symbols: Vec<_> = all.into_iter().filter_map(after).collect();
     symbols.sort_unstable();
     Some(KernelSymbols { text, page: code.pages.start, symbols })
 }

@@ -77,7 +77,7 @@ fn the_pages_of_this_process_are_its_own() {
     // Larger than what the allocator has already.
     let memory = vec![1_u8; 64 << 20];
     let inside = memory.as_ptr() as u64 / PAGE_SIZE + 1000;
-    let pages = found(Path::new("/proc")).unwrap();
+    let pages = read(Path::new("/proc")).unwrap();
     let mut entry = [0; 8];
     File::open("/proc/self/pagemap").unwrap().read_exact_at(&mut entry, inside * 8).unwrap();
     let frame = u64::from_ne_bytes(entry) & ((1 << 55) - 1);

@@ -71,7 +71,8 @@ impl Machine for Recorder {
     }
 
     fn pages(&self) -> io::Result<Pages> {
-        Err(io::Error::other("no such memory"))
+        // More than a reply has.
+        Ok(Pages { runs: vec![(0, 1); MAX_REPLY_LENGTH / 4], ..Pages::default() })
     }
 
     fn sync(&self) {
@@ -900,6 +901,16 @@ mod requests {
         let versions = format!("{} to 9", NEWEST_VERSION + 1);
         assert!(refusal.message.contains(&versions), "{}", refusal.message);
         assert_eq!(hello(0, 9).1, Next::Continue, "the newest common version");
+    }
+
+    #[test]
+    fn a_reply_that_is_too_long_is_refused() {
+        let guest = TestGuest::start();
+        let mut host = guest.connect();
+        let refusal = refused(host.ask(&Request::Pages));
+        assert_eq!(refusal.kind, RefusalKind::System);
+        assert!(refusal.message.contains("exceeds the limit"), "{}", refusal.message);
+        assert!(matches!(host.ask(&Request::Status), Reply::Status(_)));
     }
 
     #[test]
