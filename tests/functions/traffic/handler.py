@@ -12,9 +12,12 @@ def handler(event, context):
 
 
 def start(address, tcp, udp, server):
-    """Starts a client of an echo server, a server on port `server`, and datagrams."""
+    """Starts a client of an echo server, a server on port `server`, and datagrams.
+
+    The server listens when this returns."""
     threading.Thread(target=client, args=(address, tcp), daemon=True).start()
-    threading.Thread(target=serve, args=(server,), daemon=True).start()
+    listener = socket.create_server(("0.0.0.0", server))
+    threading.Thread(target=serve, args=(listener,), daemon=True).start()
     threading.Thread(target=datagrams, args=(address, udp), daemon=True).start()
 
 
@@ -37,8 +40,7 @@ def exchange(connection):
     return not left
 
 
-def serve(port):
-    listener = socket.create_server(("0.0.0.0", port))
+def serve(listener):
     while True:
         threading.Thread(target=echo, args=(listener.accept()[0],), daemon=True).start()
 
