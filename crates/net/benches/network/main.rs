@@ -92,7 +92,7 @@ fn main() {
         _ => {}
     }
     let settings = Settings::parse(arguments);
-    // Each flow has one descriptor here, in its guest's process and in its engine.
+    // Each flow has one descriptor here and in its guest's process, and up to two in its engine.
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     setrlimit(Resource::Nofile, limit).unwrap();
