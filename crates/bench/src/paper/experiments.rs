@@ -224,7 +224,7 @@ pub static EXPERIMENTS: [Experiment; 36] = [
             ..Replays::ONE
         }]),
         verdict: Verdict::Partly("PASS is faster at each number; FaaSnap's time grows earlier"),
-        measured: "[recognition and json](pass.md#figure-12-many-at-once)",
+        measured: "[recognition, ffmpeg and json](pass.md#figure-12-many-at-once)",
     },
     Experiment {
         name: "pass-figure-13",
