@@ -7,22 +7,20 @@ mod floor;
 mod freeze;
 mod paper;
 mod players;
+mod progress;
 mod table;
 mod thaw;
-
-use std::cell::RefCell;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use firn_bench::{Harness, Interrupt, Progress, ResultFile, ResultFileError};
+use firn_bench::{Harness, Interrupt, ResultFile, ResultFileError};
 
-use crate::output;
+use progress::Bar;
 
 /// Commands of `firn bench`.
 #[derive(Debug, Subcommand)]
@@ -59,37 +57,12 @@ pub(crate) fn run(command: &BenchCommand) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs measurements with a progress bar on standard error. A signal stops them with an error.
+/// Runs measurements with their progress on standard error. A signal stops them with an error.
 pub(crate) fn measure<T>(run: impl FnOnce(&Harness<'_>) -> anyhow::Result<T>) -> anyhow::Result<T> {
     let program = std::env::current_exe().context("cannot find the path of this program")?;
     let interrupt = Interrupt::catch().context("cannot catch signals")?;
-    let bar = Bar(RefCell::new(ProgressBar::hidden()));
+    let bar = Bar::new();
     run(&Harness { program, interrupt: &interrupt, progress: &bar })
-}
-
-/// A progress bar on standard error, hidden if that is not a terminal.
-struct Bar(RefCell<ProgressBar>);
-
-impl Progress for Bar {
-    fn begin(&self, steps: u64) {
-        let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {eta} {msg}");
-        let bar = ProgressBar::new(steps);
-        self.0.replace(style.map_or(bar.clone(), |style| bar.with_style(style)));
-    }
-
-    fn advance(&self, finished: u64, step: &str) {
-        let bar = self.0.borrow();
-        bar.set_message(step.to_owned());
-        bar.set_position(finished);
-    }
-
-    fn end(&self) {
-        self.0.borrow().finish_and_clear();
-    }
-
-    fn note(&self, text: &str) {
-        self.0.borrow().suspend(|| output::note(&format!("firn: {text}")));
-    }
 }
 
 /// Files for the results of a measurement.
