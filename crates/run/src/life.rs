@@ -347,6 +347,19 @@ impl<'a> Restored<'a> {
         })
     }
 
+    /// Leaves this process what its guest's run needs. The second time it does nothing.
+    ///
+    /// # Errors
+    /// [`StartError::Jail`].
+    pub(crate) fn narrow(&self) -> Result<(), StartError> {
+        jail::narrow(self.microvm.largest_file(), self.microvm.most_sockets())
+    }
+
+    /// Lets the vCPUs begin with their part of [`Restored::release`].
+    pub(crate) fn begin_release(&mut self) -> Result<(), StartError> {
+        Ok(self.microvm.begin_release()?)
+    }
+
     /// Gives the microVM, which was [held](FrozenMachine::hold), what it lacks for the request of
     /// `clock`. What was done before is no part of the start's times.
     pub(crate) fn release(
@@ -371,7 +384,7 @@ impl<'a> Restored<'a> {
     /// # Errors
     /// [`StartError::Resume`].
     pub fn resume(mut self) -> Result<Running<'a>, StartError> {
-        jail::narrow(self.microvm.largest_file(), self.microvm.most_sockets())?;
+        self.narrow()?;
         self.microvm.resume()?;
         Ok(self.run())
     }
@@ -382,7 +395,7 @@ impl<'a> Restored<'a> {
     /// # Errors
     /// [`StartError::Jail`].
     pub fn pause(self) -> Result<Running<'a>, StartError> {
-        jail::narrow(self.microvm.largest_file(), self.microvm.most_sockets())?;
+        self.narrow()?;
         Ok(self.run())
     }
 

@@ -159,9 +159,12 @@ pub(crate) fn live(
     guest.restored(&restored.microvm, listener);
     report_size(&restored.microvm, listener);
     if let Some(hold) = hold {
+        // Nothing that is left needs more, and the request does not wait for the filter.
+        restored.narrow()?;
         let making = restored.making(begin)?;
         let Some(Resumption { clock, credentials }) = hold(&making)? else { return Ok(None) };
         let begin = Instant::now();
+        restored.begin_release()?;
         source.check_current()?;
         restored.release(guest.identify(credentials)?, making, &clock, begin)?;
     }

@@ -12,6 +12,8 @@ use super::cost;
 pub enum Granule {
     /// 16 KiB, or whole chunks of 2 MiB where they cost less.
     Auto,
+    /// Single pages: the least memory.
+    Size4K,
     /// 16 KiB: KVM prefetches within it.
     Size16K,
     /// 64 KiB.
@@ -22,9 +24,10 @@ pub enum Granule {
 
 impl Granule {
     /// Every granule, by its name.
-    const NAMES: [(&'static str, Self); 4] = [
+    const NAMES: [(&'static str, Self); 5] = [
         ("2m", Self::Size2M),
         ("auto", Self::Auto),
+        ("4k", Self::Size4K),
         ("16k", Self::Size16K),
         ("64k", Self::Size64K),
     ];
@@ -45,6 +48,7 @@ impl Granule {
     /// Pages in which a rule counts and learns.
     pub(super) fn pages(self) -> u64 {
         match self {
+            Self::Size4K => 1,
             Self::Auto | Self::Size16K => 4,
             Self::Size64K => 16,
             Self::Size2M => CHUNK_PAGES,
@@ -171,7 +175,9 @@ impl Rule {
     pub(super) fn runs(self, expected: &[PageRange], pages: u64) -> Vec<PageRange> {
         match self.granule {
             Granule::Size2M => expected.to_vec(),
-            Granule::Size16K | Granule::Size64K => cost::runs(expected, pages, false),
+            Granule::Size4K | Granule::Size16K | Granule::Size64K => {
+                cost::runs(expected, pages, false)
+            }
             Granule::Auto => cost::runs(expected, pages, true),
         }
     }

@@ -28,6 +28,8 @@ fn a_granule_is_selected_by_the_number_of_its_written_pages() {
     assert_eq!(fine(2), [127, 128, 257, 275]);
     assert!(fine(4).is_empty() && fine(512).is_empty(), "a granule has four pages");
     assert_eq!(rule(512, 0, Granule::Size16K).granules(&profile).len(), 256);
+    let pages = rule(512, 0, Granule::Size4K).granules(&profile);
+    assert_eq!(pages[..9], [10, 510, 511, 512, 513, 1030, 1031, 1100, 1101]);
     assert!(Rule::DEFAULT.granules(&Profile::default()).is_empty());
 }
 
@@ -115,7 +117,7 @@ fn a_rule_is_found_again_by_its_key() {
 #[test]
 fn media_without_private_mappings_get_whole_chunks() {
     assert_eq!(rule(1, 0, Granule::Auto).for_medium(false), rule(1, 0, Granule::Size2M));
-    for granule in [Granule::Auto, Granule::Size16K, Granule::Size2M] {
+    for granule in [Granule::Auto, Granule::Size4K, Granule::Size2M] {
         assert_eq!(rule(1, 0, granule).for_medium(true), rule(1, 0, granule));
     }
 }

@@ -48,8 +48,8 @@ impl Planner for Firn {
     }
 
     fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {
-        let is_fine = matches!(self.rule.granule, Granule::Size16K | Granule::Size64K);
-        if is_fine && input.image.extent.is_some_and(|extent| !extent.private) {
+        let may_be_whole = matches!(self.rule.granule, Granule::Size2M | Granule::Auto);
+        if !may_be_whole && input.image.extent.is_some_and(|extent| !extent.private) {
             return Err(PlannerError::NoPrivateMappings { planner: self.name() });
         }
         plan(self.name(), input, input.copies)

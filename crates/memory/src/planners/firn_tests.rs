@@ -214,7 +214,9 @@ fn granules_need_private_mappings_and_auto_does_not() {
         copies: None,
         host: &HostFacts::read().unwrap(),
     };
-    for (granule, refused) in [("16k", true), ("64k", true), ("2m", false), ("auto", false)] {
+    for (granule, refused) in
+        [("4k", true), ("16k", true), ("64k", true), ("2m", false), ("auto", false)]
+    {
         let plan = parse(&format!("firn:granule={granule}")).unwrap().plan(&input);
         assert_eq!(matches!(plan, Err(PlannerError::NoPrivateMappings { .. })), refused);
     }

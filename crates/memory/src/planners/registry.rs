@@ -178,7 +178,10 @@ const PLANNERS: &[Entry] = &[
                 key: "read",
                 values: Values::Number { default: Rule::DEFAULT.read, range: 0..=CHUNK_PAGES },
             },
-            OptionEntry { key: "granule", values: Values::Setting(&["2m", "auto", "16k", "64k"]) },
+            OptionEntry {
+                key: "granule",
+                values: Values::Setting(&["2m", "auto", "4k", "16k", "64k"]),
+            },
             OptionEntry { key: "learn", values: Values::Setting(&["on", "off"]) },
         ],
         make: |values| match values {

@@ -13,7 +13,7 @@ use crate::vcpu::state::{RestoreVcpuError, Timers};
 pub(super) struct Held {
     /// The clock, and what the interrupt controllers accept.
     pub(super) vm: VmState,
-    /// By vCPU.
+    /// By vCPU, until its thread has them.
     pub(super) timers: Vec<Timers>,
 }
 
@@ -35,6 +35,19 @@ pub enum ReleaseError {
 }
 
 impl Microvm {
+    /// Lets the vCPUs' threads begin with what [`Microvm::release`] sets of them, while this thread
+    /// does something else. The second time it does nothing.
+    ///
+    /// # Errors
+    /// [`ReleaseError::Thread`].
+    pub fn begin_release(&mut self) -> Result<(), ReleaseError> {
+        let Some(held) = &mut self.held else { return Ok(()) };
+        for (vcpu, timers) in self.vcpus.iter().zip(held.timers.drain(..)) {
+            vcpu.set_timers(timers)?;
+        }
+        Ok(())
+    }
+
     /// Sets what a [held](super::FrozenMachine::hold) machine lacks: the time-stamp counters and
     /// the timers that depend on them, KVM's clock, and the generation id. The guest then finds
     /// the time of the freeze, as after any other restore, however long the microVM has waited.
@@ -43,10 +56,8 @@ impl Microvm {
     /// # Errors
     /// See [`ReleaseError`].
     pub fn release(&mut self, generation: Option<Uuid>) -> Result<(), ReleaseError> {
-        let Some(Held { vm, timers }) = self.held.take() else { return Ok(()) };
-        for (vcpu, timers) in self.vcpus.iter().zip(timers) {
-            vcpu.set_timers(timers)?;
-        }
+        self.begin_release()?;
+        let Some(Held { vm, .. }) = self.held.take() else { return Ok(()) };
         for vcpu in &self.vcpus {
             vcpu.timers_set()??;
         }
