@@ -175,10 +175,7 @@ impl Rule {
     pub(super) fn runs(self, expected: &[PageRange], pages: u64) -> Vec<PageRange> {
         match self.granule {
             Granule::Size2M => expected.to_vec(),
-            Granule::Size4K | Granule::Size16K | Granule::Size64K => {
-                cost::runs(expected, pages, false)
-            }
-            Granule::Auto => cost::runs(expected, pages, true),
+            granule => cost::runs(expected, pages, granule == Granule::Auto),
         }
     }
 }
