@@ -14,7 +14,7 @@ pub(crate) const CHUNK: usize = 4096;
 /// The most bytes of the host that a flow holds.
 pub(crate) const FLOW_LIMIT: usize = 2 << 20;
 /// The bytes that all flows of a microVM hold in one direction, apart from a chunk for each flow.
-pub(crate) const TOTAL_LIMIT: usize = 16 << 20;
+pub(crate) const TOTAL_LIMIT: usize = 32 << 20;
 /// Unused chunks that are kept while there are flows.
 const SPARE: usize = FLOW_LIMIT / CHUNK;
 

@@ -15,6 +15,8 @@ use crate::network::{GuestNetwork, ip_header, link_headers};
 
 /// Hop limit of packets to the guest, which is the next hop.
 pub(crate) const HOP_LIMIT: u8 = 64;
+/// Bytes before a frame in the memory of a packet. They are the caller's, for a header of its own.
+pub const HEADROOM: usize = 16;
 /// Where TCP and UDP have their checksums, in bytes of their headers.
 const TCP_CHECKSUM: u16 = 16;
 const UDP_CHECKSUM: u16 = 6;
@@ -38,15 +40,14 @@ impl Link {
 #[derive(Debug, Default)]
 pub(crate) struct Frame {
     header: FrameHeader,
+    /// It begins after [`HEADROOM`].
     memory: Vec<u8>,
-    /// Where the frame begins in `memory`.
-    start: usize,
     len: usize,
 }
 
 impl Frame {
     pub(crate) fn parts(&self) -> (FrameHeader, &[u8]) {
-        (self.header, &self.memory[self.start..self.start + self.len])
+        (self.header, &self.memory[HEADROOM..HEADROOM + self.len])
     }
 
     /// Room of `len` bytes at `offset`, for a payload that is known before its headers.
@@ -161,18 +162,17 @@ impl Frame {
         frame.set_dst_addr(EthernetAddress([0x33, 0x33, a, b, c, d]));
     }
 
-    /// Exchanges the memory of frames, which begin at `start` from now on.
-    pub(crate) fn swap_memory(&mut self, memory: &mut Vec<u8>, start: usize) {
+    /// Exchanges its memory for that of another frame.
+    pub(crate) fn swap_memory(&mut self, memory: &mut Vec<u8>) {
         std::mem::swap(&mut self.memory, memory);
-        self.start = start;
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        &mut self.memory[self.start..self.start + self.len]
+        &mut self.memory[HEADROOM..HEADROOM + self.len]
     }
 
     fn set_len(&mut self, len: usize) {
-        let end = self.start + len;
+        let end = HEADROOM + len;
         if self.memory.len() < end {
             self.memory.resize(end, 0);
         }

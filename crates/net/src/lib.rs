@@ -14,14 +14,15 @@
 //! address over a socket that it has: socket(2), connect(2), bind(2), listen(2), sendmsg(2),
 //! sendmmsg(2), sendto(2) with an address, and setsockopt(2) except `SO_LINGER` and `SO_PEEK_OFF`.
 //! A proxy calls epoll_create1, epoll_ctl, epoll_pwait, timerfd_create and timerfd_settime; recvmsg
-//! on the broker's socket; sendto without an address, recvfrom, readv, writev, shutdown, getsockopt
-//! (`SO_ERROR`) and setsockopt (`SO_LINGER`, `SO_PEEK_OFF`) on those that it was passed; and close.
+//! on the broker's socket and those that it was passed; on these, sendto without an address,
+//! recvfrom, readv, writev, shutdown, getsockopt (`SO_ERROR`) and setsockopt (`SO_LINGER`,
+//! `SO_PEEK_OFF`); and close.
 //! Its descriptors are one for each flow and three more.
 //!
 //! # Bounds
 //!
 //! A guest has at most 16,384 flows, 1,024 of them of datagrams. Each holds at most 512 KiB of data
-//! from the guest and 2 MiB to it, and all of them 16 MiB in each direction and a page for each
+//! from the guest and 2 MiB to it, and all of them 32 MiB in each direction and a page for each
 //! flow. Datagrams that wait for their socket have 1 MiB.
 //!
 //! # Clones
@@ -56,6 +57,7 @@ pub use broker::{
     PublishedPort, PublishedPorts, RuleCount, host_resolvers,
 };
 pub use counters::Counters;
+pub use frame::HEADROOM;
 pub use header::{FrameHeader, Offloads};
 pub use metadata::{
     MetadataConfig, MetadataStore, MetadataVersion, PatchMetadataError, PutMetadataError,

@@ -223,17 +223,17 @@ impl Proxy {
         Some((header, frame))
     }
 
-    /// Writes the next frame into `packet` from `offset` on, as [`Proxy::receive`] does. Returns
-    /// its header and its bytes. `packet` becomes as long as that needs.
+    /// As [`Proxy::receive`], but exchanges `packet` for memory with the next frame in it, after
+    /// [`HEADROOM`] bytes. Returns the frame's header and its bytes.
     pub fn receive_into(
         &mut self,
         packet: &mut Vec<u8>,
-        offset: usize,
         room: usize,
     ) -> Option<(FrameHeader, usize)> {
-        self.frame.swap_memory(packet, offset);
         let received = self.receive(room).map(|(header, frame)| (header, frame.len()));
-        self.frame.swap_memory(packet, 0);
+        if received.is_some() {
+            self.frame.swap_memory(packet);
+        }
         received
     }
 

@@ -99,10 +99,17 @@ impl Engines {
     }
 }
 
+/// A namespace with Linux's own choice of a congestion control, whatever this host's is.
+fn new_namespace() -> Namespace {
+    let namespace = Namespace::new();
+    namespace.sh("ip link set lo up; echo cubic >/proc/sys/net/ipv4/tcp_congestion_control");
+    namespace
+}
+
 /// A host's namespace with an address.
 pub(crate) fn new_host() -> Namespace {
-    let host = Namespace::new();
-    host.sh(&format!("ip link set lo up; ip addr add {HOST}/24 dev lo"));
+    let host = new_namespace();
+    host.sh(&format!("ip addr add {HOST}/24 dev lo"));
     host
 }
 
@@ -115,10 +122,10 @@ pub(crate) struct Subject {
 
 impl Subject {
     pub(crate) fn start(engines: &Engines, kind: Kind, link: Link) -> Self {
-        let (host, guest) = (new_host(), Namespace::new());
+        let (host, guest) = (new_host(), new_namespace());
         let tap = guest.run(move || open_tap(link.offloads()));
         guest.sh(&format!(
-            "ip link set lo up; ip link set tap0 address 02:66:69:72:6e:02 mtu {} up; \
+            "ip link set tap0 address 02:66:69:72:6e:02 mtu {} up; \
              ip addr add 100.64.0.2/30 dev tap0; ip route add default via 100.64.0.1",
             link.mtu
         ));

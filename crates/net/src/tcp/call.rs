@@ -4,11 +4,7 @@ use std::time::Instant;
 
 use smoltcp::wire::{TcpControl, TcpRepr};
 
-use super::{
-    DEFAULT_MSS, FIRST_WINDOW, FromGuest, MIN_MSS, Phase, RTO, Shared, TcpFlow, ToGuest,
-    WINDOW_SHIFT,
-};
-use crate::buffer::share;
+use super::{DEFAULT_MSS, FromGuest, MIN_MSS, Phase, RTO, Shared, TcpFlow, ToGuest, WINDOW_SHIFT};
 use crate::flow::FlowKey;
 use crate::frame::{Frame, narrow};
 use crate::packet::Segment;
@@ -21,8 +17,7 @@ impl TcpFlow {
     /// The flow of a connection that the broker has accepted. `first` is this side's sequence
     /// number.
     pub(crate) fn call(key: FlowKey, first: Seq, now: Instant, shared: &mut Shared) -> Self {
-        let limit = share(shared.promised).min(FIRST_WINDOW);
-        shared.promised += limit;
+        let limit = shared.windows.open();
         Self {
             key,
             is_published: true,

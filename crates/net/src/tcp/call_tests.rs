@@ -9,7 +9,7 @@ use crate::state::SavedFlow;
 
 /// A guest's answer to the SYN.
 fn syn_ack() -> Segment<'static> {
-    Segment { syn: true, mss: Some(1460), window_shift: Some(2), ..segment(0, b"") }
+    Segment { syn: true, mss: Some(1024), window_shift: Some(2), ..segment(0, b"") }
 }
 
 /// A flow whose SYN was sent.
@@ -18,7 +18,7 @@ fn called() -> Bench {
     // The socket is writable, which is no reason to call again.
     bench.event(EventFlags::OUT);
     let syn = bench.made().unwrap();
-    assert_eq!((syn.flags, syn.seq, syn.window, syn.len), ("S", 0, 16_384, 0));
+    assert_eq!((syn.flags, syn.seq, syn.window, syn.len), ("S", 0, 30 * 536, 0));
     bench.event(EventFlags::OUT);
     assert_eq!(bench.made(), None);
     bench

@@ -9,7 +9,9 @@ mod call;
 mod end;
 mod receive;
 mod send;
+mod stage;
 mod unacked;
+mod windows;
 
 pub(crate) use send::ack_repr;
 
@@ -20,7 +22,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_linger;
 
-use crate::buffer::{Pool, Queue, share};
+use crate::buffer::{Pool, Queue};
 use crate::burst::Part;
 use crate::counters::Counters;
 use crate::flow::FlowKey;
@@ -30,14 +32,12 @@ use crate::packet::Segment;
 use crate::seq::Seq;
 use crate::state::SavedFlow;
 use end::End;
-use unacked::{Stage, Unacked};
+use stage::Stage;
+use unacked::Unacked;
+use windows::Windows;
 
-/// The largest window of a flow in bytes: the most of the guest that it holds.
-const WINDOW_LIMIT: usize = 512 << 10;
-/// The shift of this side's window, so that it reaches that limit (RFC 7323).
+/// The shift of this side's window, so that it reaches the largest one (RFC 7323).
 const WINDOW_SHIFT: u8 = 3;
-/// The window of a new flow in bytes.
-const FIRST_WINDOW: usize = 16 << 10;
 /// The segment size of a guest that does not name its own (RFC 9293, 3.7.1).
 const DEFAULT_MSS: u16 = 536;
 /// The smallest segment size that is used, so that a hostile one does not cost a frame per byte.
@@ -60,14 +60,13 @@ const HALF_CLOSED_IDLE: Duration = Duration::from_secs(60);
 pub(crate) struct Shared {
     pub(crate) link: Link,
     pub(crate) pool: Pool,
-    /// Bytes of all windows: what guests may send without asking again.
-    pub(crate) promised: usize,
+    pub(crate) windows: Windows,
     /// Bytes of datagrams that wait for their sockets.
     pub(crate) waiting: usize,
     /// Which of the host's DNS resolvers is used: how many before it did not answer.
     pub(crate) resolver: u16,
     pub(crate) counters: Counters,
-    /// Where small segments are cut from.
+    /// Segments that were read together.
     pub(crate) stage: Stage,
     /// Where a read that removes bytes of a socket pretends to put them.
     pub(crate) discarded: Vec<u8>,
@@ -78,7 +77,7 @@ impl Shared {
         Self {
             link,
             pool: Pool::default(),
-            promised: 0,
+            windows: Windows::default(),
             waiting: 0,
             resolver: 0,
             counters: Counters::default(),
@@ -115,8 +114,6 @@ struct FromGuest {
     edge: Seq,
     /// The most bytes that the flow holds, which are promised to the guest.
     limit: usize,
-    /// Bytes since the limit was last raised.
-    since_raise: usize,
     /// What the host's socket did not take.
     queue: Queue,
     /// What the flow has of the burst that is being handled.
@@ -200,8 +197,7 @@ impl TcpFlow {
         now: Instant,
         shared: &mut Shared,
     ) -> Self {
-        let limit = share(shared.promised).min(FIRST_WINDOW);
-        shared.promised += limit;
+        let limit = shared.windows.open();
         let window_shift = syn.window_shift.map(|shift| shift.min(14));
         Self {
             key,
@@ -351,8 +347,7 @@ impl TcpFlow {
     /// Ends the flow without another word to the guest, and gives back what it holds.
     pub(crate) fn close(&mut self, shared: &mut Shared) {
         self.phase = Phase::Over;
-        shared.promised -= self.from_guest.limit;
-        self.from_guest.limit = 0;
+        shared.windows.close(self.from_guest.limit);
         self.from_guest.queue.clear(&mut shared.pool);
         self.to_guest.bytes.clear(shared);
         self.end = None;
@@ -415,7 +410,6 @@ impl FromGuest {
             next: Seq::default(),
             edge: Seq::default(),
             limit,
-            since_raise: 0,
             queue: Queue::default(),
             unwritten: Vec::new(),
             unwritten_len: 0,

@@ -5,8 +5,7 @@ use std::time::Instant;
 use rustix::io::Errno;
 
 use super::end::End;
-use super::{HALF_CLOSED_IDLE, Phase, Shared, TcpFlow, WINDOW_LIMIT};
-use crate::buffer::{CHUNK, share};
+use super::{HALF_CLOSED_IDLE, Phase, Shared, TcpFlow};
 use crate::burst::Burst;
 use crate::packet::Segment;
 use crate::seq::Seq;
@@ -140,7 +139,7 @@ impl TcpFlow {
             return;
         }
         self.from_guest.next += taken.len();
-        self.raise_limit(taken.len(), shared);
+        self.from_guest.limit = shared.windows.grow(self.from_guest.limit, taken.len());
         if segment.fin && taken.len() == new.len() {
             self.from_guest.next += 1;
             self.from_guest.fin = true;
@@ -220,7 +219,7 @@ impl TcpFlow {
                 from_guest.queue.push(rest, &mut shared.pool);
             }
         }
-        self.has_written();
+        self.has_written(shared);
     }
 
     /// Writes what is queued, as far as the host's socket takes it.
@@ -236,42 +235,31 @@ impl TcpFlow {
                 }
             }
         }
-        self.has_written();
+        self.has_written(shared);
     }
 
     /// After the host has taken bytes.
-    fn has_written(&mut self) {
+    fn has_written(&mut self, shared: &mut Shared) {
         self.shut_when_written();
-        // The guest learns of a larger window when it is worth a segment (RFC 9293, 3.8.6.2.2).
         let from_guest = &self.from_guest;
         let known = from_guest.edge.bytes_since(from_guest.next);
+        let unknown = from_guest.limit.saturating_sub(from_guest.held() + known);
+        self.from_guest.limit = shared.windows.shrink(from_guest.limit, unknown);
+        // The guest learns of a larger window when it is worth a segment (RFC 9293, 3.8.6.2.2).
         let gained = self.window().saturating_sub(known);
-        if gained > 0 && (gained >= from_guest.limit / 2 || known == 0) {
+        if gained > 0 && (gained >= self.from_guest.limit / 2 || known == 0) {
             self.ack_due = true;
         }
         self.end_if_complete();
     }
 
-    /// Bytes that the guest may send.
+    /// Bytes that the guest may send: whole segments, so that no small one is between large ones.
     pub(super) fn window(&self) -> usize {
         let from_guest = &self.from_guest;
         let window = from_guest.limit.saturating_sub(from_guest.held());
+        // Its segments are as large as those that it takes.
+        let mss = usize::from(self.to_guest.mss);
+        let window = if window > mss { window / mss * mss } else { window };
         if from_guest.shift == 0 { window.min(usize::from(u16::MAX)) } else { window }
-    }
-
-    /// A flow that uses its window gets a larger one, while there is memory for it.
-    fn raise_limit(&mut self, taken: usize, shared: &mut Shared) {
-        let from_guest = &mut self.from_guest;
-        from_guest.since_raise += taken;
-        if from_guest.since_raise < from_guest.limit {
-            return;
-        }
-        from_guest.since_raise = 0;
-        let share = share(shared.promised);
-        if share > CHUNK {
-            let more = share.min(from_guest.limit).min(WINDOW_LIMIT - from_guest.limit);
-            from_guest.limit += more;
-            shared.promised += more;
-        }
     }
 }

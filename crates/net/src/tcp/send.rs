@@ -5,6 +5,7 @@ use std::time::Instant;
 use rustix::io::Errno;
 use smoltcp::wire::{IPV4_HEADER_LEN, TCP_HEADER_LEN, TcpControl, TcpRepr};
 
+use super::stage::Payload;
 use super::{Phase, Shared, TcpFlow};
 use crate::flow::FlowKey;
 use crate::frame::{Frame, Link, narrow};
@@ -92,8 +93,14 @@ impl TcpFlow {
         if self.probe_due {
             wanted = wanted.max(1);
         }
-        let more = usable.saturating_sub(wanted);
-        let Ok(len) = self.read_host(frame, (wanted, more), shared) else {
+        let payload = Payload {
+            start: link_headers(self.key.guest.ip()) + TCP_HEADER_LEN,
+            filled: 0,
+            len: wanted,
+            more: usable.saturating_sub(wanted),
+            most,
+        };
+        let Ok(len) = self.read_host(frame, payload, shared) else {
             self.reset_guest();
             return self.next_reset(frame, shared);
         };
@@ -121,35 +128,31 @@ impl TcpFlow {
         true
     }
 
-    /// Reads what the next segment has, at most `wanted` bytes, into `frame`, and returns how much.
-    /// The guest takes `more` after them.
+    /// Reads what the next segment has, at most `payload`, into `frame`, and returns how much.
     fn read_host(
         &mut self,
         frame: &mut Frame,
-        (wanted, more): (usize, usize),
+        mut payload: Payload,
         shared: &mut Shared,
     ) -> Result<usize, Errno> {
         let Some(end) = &mut self.end else { return Ok(0) };
         let to_guest = &mut self.to_guest;
         to_guest.readable |= end.is_ready();
         let in_flight = to_guest.in_flight();
-        let start = link_headers(self.key.guest.ip()) + TCP_HEADER_LEN;
-        let payload = frame.payload_mut(start, wanted);
-        let mut len = 0;
-        while len < wanted && to_guest.has_more_after(len) {
-            let out = (&mut payload[len..], more);
-            match to_guest.bytes.read(end, in_flight + len, out, shared) {
-                Ok(0) => to_guest.fin = Some(to_guest.next + len),
+        while payload.filled < payload.len && to_guest.has_more_after(payload.filled) {
+            let offset = in_flight + payload.filled;
+            match to_guest.bytes.read(end, offset, (frame, payload), shared) {
+                Ok(0) => to_guest.fin = Some(to_guest.next + payload.filled),
                 Ok(count) => {
-                    len += count;
+                    payload.filled += count;
                     // It is empty, and what arrives from now on is an event.
-                    to_guest.readable = len == wanted || to_guest.reads_on;
+                    to_guest.readable = payload.filled == payload.len || to_guest.reads_on;
                 }
                 Err(Errno::AGAIN) => to_guest.readable = false,
                 Err(errno) => return Err(errno),
             }
         }
-        Ok(len)
+        Ok(payload.filled)
     }
 
     /// A segment with `len` of the sequence space was made.

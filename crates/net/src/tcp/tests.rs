@@ -7,8 +7,8 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use smoltcp::wire::TcpPacket;
 
-use super::{Shared, TcpFlow, WINDOW_LIMIT};
-use crate::buffer::{CHUNK, TOTAL_LIMIT};
+use super::windows::LARGEST;
+use super::{Shared, TcpFlow};
 use crate::burst::Burst;
 use crate::flow::{FlowKey, FlowProtocol};
 use crate::frame::{Frame, Link};
@@ -152,7 +152,7 @@ pub(super) fn segment(seq: usize, payload: &[u8]) -> Segment<'_> {
 }
 
 fn syn() -> Segment<'static> {
-    Segment { syn: true, ack: None, mss: Some(1460), window_shift: Some(0), ..segment(0, b"") }
+    Segment { syn: true, ack: None, mss: Some(1024), window_shift: Some(0), ..segment(0, b"") }
 }
 
 #[test]
@@ -246,20 +246,20 @@ fn a_host_whose_end_the_guest_acknowledges_is_not_reset() {
 fn what_a_guest_has_kept_after_a_lost_segment_is_not_sent_again() {
     let mut bench = Bench::open();
     bench.shared.link.offloads = Offloads::default();
-    let bytes = [1, 2, 3, 4, 5].map(|number| [number; 1460]).concat();
+    let bytes = [1, 2, 3, 4, 5].map(|number| [number; 1024]).concat();
     bench.host_sends(&bytes);
     for _ in 0..5 {
-        assert_eq!(bench.made().unwrap().len, 1460);
+        assert_eq!(bench.made().unwrap().len, 1024);
     }
     for _ in 0..3 {
         bench.ack(1, 60_000);
     }
     assert_eq!(bench.made().unwrap().seq, 1);
-    bench.ack(1 + 4 * 1460, 60_000);
+    bench.ack(1 + 4 * 1024, 60_000);
     let last = bench.made().unwrap();
-    assert_eq!((last.seq, last.len), (1 + 4 * 1460, 1460));
+    assert_eq!((last.seq, last.len), (1 + 4 * 1024, 1024));
     let frame = bench.frame.parts().1;
-    assert!(frame.ends_with(&[5; 1460]));
+    assert!(frame.ends_with(&[5; 1024]));
 }
 
 #[test]
@@ -353,7 +353,7 @@ fn a_host_that_does_not_read_closes_the_window_and_opens_it() {
     });
     assert!(closed);
     let held = bench.shared.pool.usage().0;
-    assert!((WINDOW_LIMIT..=WINDOW_LIMIT + 4096).contains(&held), "{held}");
+    assert!((LARGEST..=LARGEST + 4096).contains(&held), "{held}");
     // Beyond the window.
     bench.guest_sends(&segment(sent, b"x"));
     assert_eq!(bench.made().unwrap().ack, i64::try_from(sent).unwrap());
@@ -367,24 +367,16 @@ fn a_host_that_does_not_read_closes_the_window_and_opens_it() {
 
 /// What all windows promise is bounded, and each flow has one.
 #[test]
-fn windows_share_the_memory_of_a_guest() {
+fn a_window_grows_while_there_is_memory() {
     let mut bench = Bench::open();
-    let (key, now) = (bench.flow.key, bench.now);
-    let windows: Vec<usize> = (0..5000)
-        .map(|_| TcpFlow::new(key, &syn(), FIRST, now, &mut bench.shared).window())
-        .collect();
-    assert_eq!((windows[0], windows[4999]), (16 << 10, CHUNK));
-    assert!(bench.shared.promised <= TOTAL_LIMIT + 5000 * CHUNK, "{}", bench.shared.promised);
-    // A window does not grow then.
+    let others: Vec<usize> = (0..5000).map(|_| bench.shared.windows.open()).collect();
     let data = vec![1; 16 << 10];
-    for seq in [1, 1 + data.len()] {
-        bench.guest_sends(&segment(seq, &data));
-        assert_eq!(bench.made().unwrap().window, 2048);
+    for (index, window) in [2048, 4096].into_iter().enumerate() {
+        bench.guest_sends(&segment(1 + index * data.len(), &data));
+        assert_eq!(bench.made().unwrap().window, window);
         assert_eq!(bench.host.read(&mut vec![0; 32 << 10]).unwrap(), data.len());
+        others.iter().filter(|_| index == 0).for_each(|other| bench.shared.windows.close(*other));
     }
-    bench.shared.promised = 16 << 10;
-    bench.guest_sends(&segment(1 + 2 * data.len(), &data));
-    assert_eq!(bench.made().unwrap().window, 4096);
 }
 
 #[test]
@@ -424,7 +416,7 @@ fn both_ends_complete_a_connection() {
     assert_eq!(bench.made().unwrap().ack, 2);
     assert!(bench.flow.is_over());
     bench.flow.close(&mut bench.shared);
-    assert_eq!(bench.shared.promised, 0);
+    assert_eq!(bench.shared.windows.promised(), 0);
 }
 
 /// The guest has ended its half before, and its last acknowledgement is lost.

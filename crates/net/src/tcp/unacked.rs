@@ -7,14 +7,12 @@ use rustix::net::{RecvFlags, recv};
 
 use super::Shared;
 use super::end::End;
+use super::stage::Payload;
 use crate::buffer::{Queue, share};
+use crate::frame::Frame;
 
 /// The most that one read takes ahead of the guest.
 const READ_AHEAD: usize = 256 << 10;
-/// Payload of segments that are read from the socket one by one.
-const LARGE: usize = 16 << 10;
-/// Bytes of the [`Stage`].
-const STAGE: usize = 64 << 10;
 /// Bytes that one call removes from a socket.
 const DISCARD: usize = 4 << 20;
 /// Bytes for which that call is made while others are with the guest: fewer than the smallest
@@ -35,74 +33,6 @@ pub(super) enum Unacked {
         /// socket go on after them.
         turn: u64,
     },
-}
-
-/// Where small segments of one flow are cut from, so that a call reads many of them. Flows take
-/// turns on it.
-#[derive(Debug, Default)]
-pub(crate) struct Stage {
-    bytes: Vec<u8>,
-    /// Where the next segment is in `bytes`.
-    next: usize,
-    turn: u64,
-}
-
-impl Stage {
-    fn rest(&self) -> &[u8] {
-        self.bytes.get(self.next..).unwrap_or_default()
-    }
-
-    /// Copies the next bytes to `out`, and returns how many.
-    fn take(&mut self, out: &mut [u8]) -> usize {
-        let rest = self.rest();
-        let count = rest.len().min(out.len());
-        out[..count].copy_from_slice(&rest[..count]);
-        self.next += count;
-        count
-    }
-
-    /// Copies the bytes of a socket from `offset` on to `out`, as [`Unacked::read`] does. `turn` is
-    /// the flow's.
-    fn read(
-        &mut self,
-        socket: impl AsFd,
-        turn: &mut u64,
-        offset: usize,
-        (out, more): (&mut [u8], usize),
-    ) -> Result<usize, Errno> {
-        if *turn != 0 && *turn != self.turn {
-            // Another flow has taken its place.
-            set_peek_offset(&socket, i32::try_from(offset).unwrap_or(i32::MAX))?;
-            *turn = 0;
-        }
-        let staged = if *turn == 0 { 0 } else { self.take(out) };
-        if staged == out.len() {
-            return Ok(staged);
-        }
-        let out = &mut out[staged..];
-        let wanted = out.len().saturating_add(more).min(STAGE);
-        let read = if out.len() >= LARGE || wanted == out.len() {
-            *turn = 0;
-            peek(&socket, out)
-        } else {
-            self.turn += 1;
-            *turn = self.turn;
-            self.next = 0;
-            self.bytes.resize(wanted, 0);
-            let read = peek(&socket, &mut self.bytes);
-            self.bytes.truncate(read.unwrap_or_default());
-            read.map(|_| self.take(out))
-        };
-        match read {
-            Err(Errno::AGAIN) if staged > 0 => Ok(staged),
-            read => Ok(staged + read?),
-        }
-    }
-
-    /// Frees its memory.
-    pub(crate) fn trim(&mut self) {
-        self.bytes = Vec::new();
-    }
 }
 
 impl Default for Unacked {
@@ -129,23 +59,24 @@ impl Unacked {
         }
     }
 
-    /// Copies those from `offset` on to `out`, which is not empty, and returns how many: 0 at the
-    /// end of what the host sends, and fewer than `out` has room for if there are no more now. The
-    /// guest takes `more` bytes after them. In a socket, `offset` is where the last read ended.
+    /// Copies those from `offset` on to where `payload` is in `frame`, and returns how many: 0 at
+    /// the end of what the host sends, and fewer than there is room for if there are no more now.
+    /// In a socket, `offset` is where the last read ended.
     pub(super) fn read(
         &mut self,
         end: &mut End,
         offset: usize,
-        (out, more): (&mut [u8], usize),
+        (frame, payload): (&mut Frame, Payload),
         shared: &mut Shared,
     ) -> Result<usize, Errno> {
         let queue = match (self, &mut *end) {
             (Self::Queue(queue), _) => queue,
             (Self::Socket { acked, turn }, End::Socket(socket)) => {
-                return shared.stage.read(&*socket, turn, *acked + offset, (out, more));
+                return shared.stage.read(&*socket, turn, *acked + offset, (frame, payload));
             }
             (Self::Socket { .. }, End::Metadata(_)) => return Err(Errno::AGAIN),
         };
+        let out = payload.rest_mut(frame);
         let mut held = queue.len().saturating_sub(offset);
         if held < out.len() {
             let room = share(shared.pool.usage().0).saturating_sub(queue.len());
@@ -215,14 +146,8 @@ impl Unacked {
     }
 }
 
-/// Reads after the peek offset without removing anything, and moves it.
-fn peek(socket: impl AsFd, out: &mut [u8]) -> Result<usize, Errno> {
-    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    retry_on_intr(|| recv(&socket, &mut *out, flags)).map(|(read, _)| read)
-}
-
 /// Sets where the next read with `MSG_PEEK` begins (socket(7), `SO_PEEK_OFF`). Reads move it.
-fn set_peek_offset(socket: impl AsFd, offset: libc::c_int) -> Result<(), Errno> {
+pub(super) fn set_peek_offset(socket: impl AsFd, offset: libc::c_int) -> Result<(), Errno> {
     let socket = socket.as_fd().as_raw_fd();
     let size = libc::socklen_t::try_from(size_of_val(&offset)).unwrap_or_default();
     let value = (&raw const offset).cast();

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use firn_base::num::u64_of;
-use firn_net::{FrameHeader, GuestNetwork, NetworkState, Offloads, PendingResets, Proxy};
+use firn_net::{FrameHeader, GuestNetwork, HEADROOM, NetworkState, Offloads, PendingResets, Proxy};
 use rustix::event::epoll::EventFlags;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
@@ -12,6 +12,9 @@ use virtio_bindings::virtio_net::{
 
 use super::backend::{NetworkBackend, Traffic};
 use super::{HEADER_LEN, MAX_FRAME, Metadata, NetworkConfig};
+
+/// Where a packet begins in its memory.
+const START: usize = HEADROOM - HEADER_LEN;
 
 /// A user-mode network, whose sockets come from a [`Broker`](firn_net::Broker).
 #[derive(Debug)]
@@ -80,11 +83,11 @@ impl NetworkBackend for UserNetwork {
 
     fn packet(&mut self) -> Option<&mut [u8]> {
         if self.len == 0 {
-            let (header, len) = self.proxy.receive_into(&mut self.packet, HEADER_LEN, MAX_FRAME)?;
-            self.packet[..HEADER_LEN].copy_from_slice(&bytes_of(header));
+            let (header, len) = self.proxy.receive_into(&mut self.packet, MAX_FRAME)?;
+            self.packet[START..HEADROOM].copy_from_slice(&bytes_of(header));
             self.len = HEADER_LEN + len;
         }
-        Some(&mut self.packet[..self.len])
+        Some(&mut self.packet[START..START + self.len])
     }
 
     fn taken(&mut self) {
