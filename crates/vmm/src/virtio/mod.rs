@@ -9,6 +9,7 @@
 mod balloon;
 mod block;
 mod chain;
+mod counters;
 #[cfg(test)]
 mod cow_tests;
 mod device;
@@ -30,10 +31,10 @@ pub(crate) use balloon::{Balloon, PageDiscard};
 pub use balloon::{BalloonConfig, BalloonCounters, BalloonStatistics};
 pub(crate) use block::{Block, Disk, OverlayDisk, ReadOnlyDisk, WritableDisk};
 pub use block::{DiskCache, DiskCounters, OpenDiskError, is_in_memory, scratch_file};
+pub use counters::{QueueCounters, TransportCounters};
 pub(crate) use device::VirtioDevice;
 pub(crate) use error::RestoreDeviceError;
 pub(crate) use mmio::{NewDeviceError, VirtioMmio};
-pub use mmio::{QueueCounters, TransportCounters};
 pub(crate) use net::Net;
 #[cfg(test)]
 pub(crate) use net::NetworkBackend;
