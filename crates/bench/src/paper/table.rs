@@ -44,8 +44,6 @@ pub enum Verdict {
     Partly(&'static str),
     /// They differ.
     Differs(&'static str),
-    /// There are no committed results.
-    NotMeasured,
 }
 
 impl fmt::Display for Verdict {
@@ -55,7 +53,6 @@ impl fmt::Display for Verdict {
             Self::Agrees(text) => write!(f, "agrees: {text}"),
             Self::Partly(text) => write!(f, "agrees in part: {text}"),
             Self::Differs(text) => write!(f, "differs: {text}"),
-            Self::NotMeasured => f.write_str("not measured"),
         }
     }
 }
@@ -161,7 +158,6 @@ pub fn document() -> String {
     let agree = count(|verdict| matches!(verdict, Verdict::Agrees(_)));
     let partly = count(|verdict| matches!(verdict, Verdict::Partly(_)));
     let differ = count(|verdict| matches!(verdict, Verdict::Differs(_)));
-    let unmeasured = count(|verdict| *verdict == Verdict::NotMeasured);
     let all = EXPERIMENTS.len();
     let rows = EXPERIMENTS.iter().map(|experiment| {
         let Experiment { name, source, title, verdict, measured, .. } = experiment;
@@ -175,13 +171,8 @@ pub fn document() -> String {
     });
     let head = ["source", "title", "name", "verdict", "measured"];
     let table: Vec<String> = markdown_rows(&head, rows);
-    let unmeasured = match unmeasured {
-        0 => String::new(),
-        1 => "; one can be run and has no committed results".to_owned(),
-        many => format!("; {many} can be run and have no committed results"),
-    };
     format!(
-        "Of {all} experiments {agree} agree, {partly} agree in part and {differ} differ{unmeasured}.\n\n{}\n",
+        "Of {all} experiments {agree} agree, {partly} agree in part and {differ} differ.\n\n{}\n",
         table.join("\n")
     )
 }

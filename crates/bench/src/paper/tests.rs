@@ -126,9 +126,9 @@ fn experiments_are_found_by_name_and_paper() {
 }
 
 #[test]
-fn an_experiment_without_results_has_no_verdict_about_them() {
-    for Experiment { name, verdict, measured, .. } in &EXPERIMENTS {
-        assert_eq!(*verdict != Verdict::NotMeasured, !measured.is_empty(), "{name}");
+fn every_experiment_has_results() {
+    for Experiment { name, measured, .. } in &EXPERIMENTS {
+        assert!(!measured.is_empty(), "{name}");
     }
 }
 
