@@ -224,7 +224,7 @@ impl Proxy {
     }
 
     /// As [`Proxy::receive`], but exchanges `packet` for memory with the next frame in it, after
-    /// [`HEADROOM`] bytes. Returns the frame's header and its bytes.
+    /// [`HEADROOM`](crate::HEADROOM) bytes. Returns the frame's header and its bytes.
     pub fn receive_into(
         &mut self,
         packet: &mut Vec<u8>,
