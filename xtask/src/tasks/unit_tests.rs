@@ -30,8 +30,12 @@ fn programs_that_require_a_kvm_are_listed() {
         if !main.exists() {
             continue;
         }
-        let source = fs::read_to_string(main).unwrap();
-        if source.contains("has(\"kvm\"") {
+        let mut sources = vec![main];
+        if path.is_dir() {
+            files(&path, &mut sources);
+        }
+        let requires = |source| fs::read_to_string(source).unwrap().contains("has(\"kvm\"");
+        if sources.iter().any(requires) {
             found.push(path.file_stem().unwrap().to_string_lossy().into_owned());
         }
     }
