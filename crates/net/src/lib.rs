@@ -23,7 +23,8 @@
 //!
 //! A guest has at most 16,384 flows, 1,024 of them of datagrams. Each holds at most 512 KiB of data
 //! from the guest and 2 MiB to it, and all of them 32 MiB in each direction and a page for each
-//! flow. Datagrams that wait for their socket have 1 MiB.
+//! flow. Datagrams that wait for their socket have 1 MiB, and segments that are read together the
+//! memory of 64 frames.
 //!
 //! # Clones
 //!

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import multiprocessing
 import os
 import resource
 import select
@@ -89,6 +90,8 @@ def exchange(address, port, send, then, megabytes):
 
 
 held = []
+processes = multiprocessing.get_context("fork")
+workers = []
 
 
 def hold(address, port, send):
@@ -100,7 +103,42 @@ def hold(address, port, send):
 
 def flows(address, port, count):
     """Opens connections, all at the same time, that stay open. The number for each result."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (count + 1000, count + 1000))
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    # Each process has files besides.
+    shares = [min(most - 100, count - start) for start in range(0, count, most - 100)]
+    for _ in shares:
+        own, theirs = processes.Pipe()
+        processes.Process(target=work, args=(theirs,), daemon=True).start()
+        workers.append(own)
+    return together("connect", [(address, port, share) for share in shares])
+
+
+def use():
+    """Sends a byte over each connection that is open, then waits for it to come back. The number
+    for each result."""
+    return together("echo", [()] * len(workers))
+
+
+def work(pipe):
+    """A process with connections of its own: one may not have enough files for all."""
+    while True:
+        step, arguments = pipe.recv()
+        pipe.send(globals()[step](*arguments))
+
+
+def together(step, arguments):
+    """A step in every worker, and the sums of their results."""
+    for worker, own in zip(workers, arguments):
+        worker.send((step, own))
+    sums = {}
+    for worker in workers:
+        for result, number in worker.recv().items():
+            sums[result] = sums.get(result, 0) + number
+    return sums
+
+
+def connect(address, port, count):
     poll, pending, results = select.epoll(), {}, {}
     for _ in range(count):
         connection = socket.socket()
@@ -126,9 +164,7 @@ def flows(address, port, count):
     return results
 
 
-def use():
-    """Sends a byte over each connection that is open, then waits for it to come back. The number
-    for each result."""
+def echo():
     results = {}
 
     def each(step):
