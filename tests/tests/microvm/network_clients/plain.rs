@@ -19,6 +19,8 @@ pub(super) const PORT: u16 = 80;
 pub(super) const DRIP: &str = "a byte each second";
 /// What ends `/early`, before its client.
 pub(super) const EARLY: &str = "that is all";
+/// How long `/deaf` reads nothing: longer than its client waits.
+const DEAF: Duration = Duration::from_secs(20);
 const BLOCK: usize = 1 << 16;
 /// For what must happen at some time.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -43,7 +45,7 @@ pub(super) struct Ended {
 /// | `GET /drip` | a byte each second |
 /// | `GET /endless` | bytes as long as the client takes some |
 /// | `PUT /sha256` | the digest of the body |
-/// | `PUT /deaf` | nothing, and the body is not read |
+/// | `PUT /deaf` | nothing; the body is read after [`DEAF`] |
 /// | `PUT /early` | ends its half, then reads the body up to its end |
 /// | `PUT /late` | the digest of all up to the end of the client's half |
 #[derive(Debug)]
@@ -200,7 +202,10 @@ impl State {
                     Ok(())
                 })?;
             }
-            "/deaf" => wait_for_end(connection)?,
+            "/deaf" => {
+                thread::sleep(DEAF);
+                return digest_of(body);
+            }
             "/early" => {
                 begin(EARLY.len().try_into().unwrap())?;
                 send(EARLY.as_bytes())?;
