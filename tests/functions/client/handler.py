@@ -139,6 +139,7 @@ def together(step, arguments):
 
 
 def connect(address, port, count):
+    """A worker's step of flows."""
     poll, pending, results = select.epoll(), {}, {}
     for _ in range(count):
         connection = socket.socket()
@@ -165,6 +166,7 @@ def connect(address, port, count):
 
 
 def echo():
+    """A worker's step of use."""
     results = {}
 
     def each(step):

@@ -30,9 +30,11 @@ fn programs_that_require_a_kvm_are_listed() {
         if !main.exists() {
             continue;
         }
-        let mut sources = vec![main];
+        let mut sources = Vec::new();
         if path.is_dir() {
             files(&path, &mut sources);
+        } else {
+            sources.push(main);
         }
         let requires = |source| fs::read_to_string(source).unwrap().contains("has(\"kvm\"");
         if sources.iter().any(requires) {

@@ -1,5 +1,7 @@
 //! Limits of descriptors.
 
+use std::time::Instant;
+
 use super::*;
 
 #[test]

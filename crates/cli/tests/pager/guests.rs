@@ -1,5 +1,13 @@
 //! Real guests, whose monitors get their pages from a pager.
 
+use std::sync::{Arc, Mutex};
+
+use firn_player::format::{REPORT_ADDRESS, register};
+use firn_snapshot::Snapshot;
+use firn_vmm::{
+    End, FrozenMachine, HostConfig, KVM_DEVICE, Microvm, MmioDevice, MmioWindow, OpenKvm, open_kvm,
+};
+
 use super::*;
 
 /// The number of wrong pages that a player reports.

@@ -15,18 +15,13 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use firn_base::PAGE_SIZE;
 use firn_memory::GuestMemory;
 use firn_memory::uffd::{Features, RegisterMode, Uffd};
-use firn_player::format::{REPORT_ADDRESS, register};
 use firn_snapshot::{
-    Contents, Description, Destination, FreezeRequest, Machine, MemoryLayout, Snapshot, freeze,
-};
-use firn_vmm::{
-    End, FrozenMachine, HostConfig, KVM_DEVICE, Microvm, MmioDevice, MmioWindow, OpenKvm, open_kvm,
+    Contents, Description, Destination, FreezeRequest, Machine, MemoryLayout, freeze,
 };
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, geteuid, kill_process};

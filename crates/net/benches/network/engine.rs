@@ -15,7 +15,8 @@ use crate::tap::{VNET_HEADER, encode};
 
 /// The first argument of this process.
 pub(crate) const ROLE: &str = "engine";
-/// Bytes that are read at once, and the bytes and frames that are written.
+/// Bytes that are read at once, and the bytes and frames that are written: few enough to stay in a
+/// processor's cache.
 const READ: usize = 1 << 20;
 const BATCH: usize = 1 << 20;
 const MAX_FRAMES: usize = 512;

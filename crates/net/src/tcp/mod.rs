@@ -395,6 +395,12 @@ impl TcpFlow {
     }
 }
 
+/// As many of `bytes` as whole segments of `mss` bytes have, so that no small one is between large
+/// ones; fewer than one has are all taken.
+const fn whole_segments(bytes: usize, mss: usize) -> usize {
+    if bytes > mss { bytes / mss * mss } else { bytes }
+}
+
 /// Closes a socket with a reset, if it is one of TCP.
 pub(crate) fn reset_socket(socket: OwnedFd) {
     // Without the option it is closed, which the other side sees as an end of data.

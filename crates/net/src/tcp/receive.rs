@@ -5,7 +5,7 @@ use std::time::Instant;
 use rustix::io::Errno;
 
 use super::end::End;
-use super::{HALF_CLOSED_IDLE, Phase, Shared, TcpFlow};
+use super::{HALF_CLOSED_IDLE, Phase, Shared, TcpFlow, whole_segments};
 use crate::burst::Burst;
 use crate::packet::Segment;
 use crate::seq::Seq;
@@ -253,13 +253,12 @@ impl TcpFlow {
         self.end_if_complete();
     }
 
-    /// Bytes that the guest may send: whole segments, so that no small one is between large ones.
+    /// Bytes that the guest may send.
     pub(super) fn window(&self) -> usize {
         let from_guest = &self.from_guest;
         let window = from_guest.limit.saturating_sub(from_guest.held());
         // Its segments are as large as those that it takes.
-        let mss = usize::from(self.to_guest.mss);
-        let window = if window > mss { window / mss * mss } else { window };
+        let window = whole_segments(window, usize::from(self.to_guest.mss));
         if from_guest.shift == 0 { window.min(usize::from(u16::MAX)) } else { window }
     }
 }

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use smoltcp::wire::{IPV4_HEADER_LEN, TCP_HEADER_LEN, TcpControl, TcpRepr};
 
 use super::stage::Payload;
-use super::{Phase, Shared, TcpFlow};
+use super::{Phase, Shared, TcpFlow, whole_segments};
 use crate::flow::FlowKey;
 use crate::frame::{Frame, Link, narrow};
 use crate::network::link_headers;
@@ -77,10 +77,9 @@ impl TcpFlow {
         shared: &mut Shared,
     ) -> bool {
         let mss = usize::from(self.to_guest.mss).min(self.link_mss(&shared.link));
-        let room = room.saturating_sub(link_headers(self.key.guest.ip()) + TCP_HEADER_LEN);
-        let most = self.most_payload(&shared.link).min(room);
-        // Whole packets, so that no small one is between large ones.
-        let most = if most > mss { most / mss * mss } else { most };
+        let start = link_headers(self.key.guest.ip()) + TCP_HEADER_LEN;
+        let room = room.saturating_sub(start);
+        let most = whole_segments(self.most_payload(&shared.link).min(room), mss);
         let in_flight = self.to_guest.in_flight();
         let window = self.to_guest.window.min(self.to_guest.bytes.limit(shared));
         let usable = window.saturating_sub(in_flight);
@@ -93,13 +92,8 @@ impl TcpFlow {
         if self.probe_due {
             wanted = wanted.max(1);
         }
-        let payload = Payload {
-            start: link_headers(self.key.guest.ip()) + TCP_HEADER_LEN,
-            filled: 0,
-            len: wanted,
-            more: usable.saturating_sub(wanted),
-            most,
-        };
+        let payload =
+            Payload { start, filled: 0, len: wanted, more: usable.saturating_sub(wanted), most };
         let Ok(len) = self.read_host(frame, payload, shared) else {
             self.reset_guest();
             return self.next_reset(frame, shared);

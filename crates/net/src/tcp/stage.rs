@@ -76,8 +76,7 @@ impl Stage {
             set_peek_offset(&socket, i32::try_from(offset).unwrap_or(i32::MAX))?;
         }
         *turn = 0;
-        let read = self.peek(socket, turn, frame, payload);
-        match read {
+        match self.peek(socket, turn, frame, payload) {
             Err(Errno::AGAIN) if payload.filled > before => Ok(payload.filled - before),
             read => Ok(payload.filled - before + read?),
         }

@@ -1,16 +1,14 @@
 use std::io::Write;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 
 use super::*;
+use crate::tcp::tests::tcp_pair;
 
 const START: usize = 54;
 
-/// A host's program and the socket of a flow.
+/// A host's program and the socket of a flow, which is read from its first byte on.
 fn pair() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let host = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    host.set_nodelay(true).unwrap();
-    let socket = listener.accept().unwrap().0;
+    let (host, socket) = tcp_pair();
     set_peek_offset(&socket, 0).unwrap();
     (host, socket)
 }

@@ -1,5 +1,5 @@
 use std::io::{Read, Write};
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,16 @@ use crate::seq::Seq;
 /// This side's first sequence number: the data wraps.
 pub(super) const FIRST: Seq = Seq(u32::MAX - 2);
 pub(super) const GUEST_FIRST: Seq = Seq(1000);
+
+/// A host's program and the socket of a flow, which does not wait.
+pub(super) fn tcp_pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let host = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    host.set_nodelay(true).unwrap();
+    let socket = listener.accept().unwrap().0;
+    socket.set_nonblocking(true).unwrap();
+    (host, socket)
+}
 
 /// A segment that the flow has made.
 #[derive(Debug, PartialEq, Eq)]
@@ -365,7 +375,6 @@ fn a_host_that_does_not_read_closes_the_window_and_opens_it() {
     assert_eq!(bench.shared.pool.usage().0, 0);
 }
 
-/// What all windows promise is bounded, and each flow has one.
 #[test]
 fn a_window_grows_while_there_is_memory() {
     let mut bench = Bench::open();

@@ -1,6 +1,5 @@
 use std::collections::VecDeque;
 use std::io::Write;
-use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 
 use proptest::collection::vec;
@@ -10,6 +9,7 @@ use super::*;
 use crate::frame::Link;
 use crate::header::Offloads;
 use crate::network::GuestNetwork;
+use crate::tcp::tests::tcp_pair;
 
 /// Bytes of headers before a segment.
 const START: usize = 54;
@@ -46,11 +46,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// A host's program and the connected socket of a flow.
 fn pair(is_tcp: bool) -> (Box<dyn Write>, End) {
     if is_tcp {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let host = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        host.set_nodelay(true).unwrap();
-        let socket = listener.accept().unwrap().0;
-        socket.set_nonblocking(true).unwrap();
+        let (host, socket) = tcp_pair();
         (Box::new(host), End::Socket(socket.into()))
     } else {
         let (host, socket) = UnixStream::pair().unwrap();

@@ -26,6 +26,18 @@ fn a_busy_flow_reaches_the_largest_window() {
     assert_eq!(flow, LARGEST);
 }
 
+/// Each flow has a window, and none grows beyond the memory for all.
+#[test]
+fn windows_share_the_memory_of_a_guest() {
+    let mut windows = Windows::default();
+    let flows: Vec<usize> = (0..5000).map(|_| windows.open()).collect();
+    assert_eq!((flows[0], flows[4999]), (FIRST, CHUNK));
+    assert!(windows.promised() <= TOTAL_LIMIT + 5000 * CHUNK);
+    for _ in 0..2 {
+        assert_eq!(windows.grow(FIRST, FIRST), FIRST);
+    }
+}
+
 /// Those that come first leave the others as much as they keep.
 #[test]
 fn many_busy_flows_have_equal_windows() {

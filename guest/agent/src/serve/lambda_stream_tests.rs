@@ -1,6 +1,7 @@
 //! Answers that arrive in parts.
 
 use super::*;
+use crate::protocol::MAX_PART_BYTES;
 
 /// Streams an answer, as AWS's documents describe it for custom runtimes.
 const STREAM: &str = r#"

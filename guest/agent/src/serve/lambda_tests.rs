@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
-use crate::protocol::{Frames, MAX_PART_BYTES, Put, RoleCredentials, RuntimeKind};
+use crate::protocol::{Frames, Put, RoleCredentials, RuntimeKind};
 
 /// Fetches requests and answers as `HANDLE` defines, after the calls of SnapStart.
 const BOOTSTRAP: &str = r#"#!/usr/bin/python3 -u

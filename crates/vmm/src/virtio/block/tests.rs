@@ -6,7 +6,6 @@ use std::io::Write as _;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use firn_snapshot::DiskSource;
 use proptest::prelude::*;
@@ -15,7 +14,6 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::super::device::VirtioDevice;
 use super::super::error::DeviceError;
-use super::super::rate_limiter::TokenBucket;
 use super::super::testing::{Guest, NEEDS_RESET, STATUS};
 use super::*;
 use crate::open_file::OpenFile;

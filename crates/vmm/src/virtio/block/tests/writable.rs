@@ -1,5 +1,8 @@
 //! Disks that are files of the caller, and their limits.
 
+use std::time::Duration;
+
+use super::super::super::rate_limiter::TokenBucket;
 use super::*;
 
 /// A disk that the guest's writes change.
