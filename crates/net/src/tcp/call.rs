@@ -23,6 +23,7 @@ impl TcpFlow {
             is_published: true,
             phase: Phase::Calling,
             end: None,
+            has_failed: false,
             from_guest: FromGuest::unknown(limit),
             // The port may be a unix socket.
             to_guest: ToGuest { readable: true, reads_on: true, ..ToGuest::unknown(first) },

@@ -171,8 +171,11 @@ pub(crate) struct TcpFlow {
     /// The host has opened it, to a published port.
     is_published: bool,
     phase: Phase,
-    /// `None` before there is one and after the connection has failed.
+    /// `None` before there is one and after the guest is reset.
     end: Option<End>,
+    /// The host's connection has failed, so it takes nothing. As a kernel does, this side delivers
+    /// what arrived before, and then resets the guest.
+    has_failed: bool,
     from_guest: FromGuest,
     to_guest: ToGuest,
     /// A segment is due even if it has no data: an acknowledgement, a SYN.
@@ -204,6 +207,7 @@ impl TcpFlow {
             is_published: false,
             phase: Phase::Connecting,
             end: None,
+            has_failed: false,
             from_guest: FromGuest {
                 first: syn.seq,
                 next: syn.seq + 1,
@@ -302,13 +306,16 @@ impl TcpFlow {
             }
             return Ok(());
         }
-        if failed && end.error().is_err() {
-            self.reset_guest();
-            return Ok(());
-        }
+        let failed = failed && end.error().is_err();
         self.to_guest.reads_on |= events.intersects(STOPS);
         if self.phase == Phase::Calling {
+            if failed {
+                self.reset_guest();
+            }
             return Ok(());
+        }
+        if failed {
+            self.host_failed(shared);
         }
         self.to_guest.readable = true;
         if events.intersects(EventFlags::OUT | EventFlags::HUP) {
@@ -361,6 +368,13 @@ impl TcpFlow {
         }
     }
 
+    /// The host takes nothing any more. What it has sent is still to be read.
+    fn host_failed(&mut self, shared: &mut Shared) {
+        self.has_failed = true;
+        self.from_guest.queue.clear(&mut shared.pool);
+        self.to_guest.readable = true;
+    }
+
     fn reset_guest(&mut self) {
         // A guest that was sent nothing has nothing to reset.
         let is_called = self.from_guest.is_known || self.to_guest.sent != self.to_guest.unacked;
@@ -374,6 +388,7 @@ impl TcpFlow {
         if let Some(end) = &mut self.end
             && from_guest.fin
             && !from_guest.shut
+            && !self.has_failed
             && from_guest.held() == 0
         {
             end.shut();

@@ -132,6 +132,11 @@ impl TcpFlow {
         if known >= segment.len() || self.from_guest.fin {
             return;
         }
+        if self.has_failed && self.to_guest.window == 0 && self.to_guest.in_flight() == 0 {
+            // A guest that writes and does not read learns now that the host takes nothing.
+            self.reset_guest();
+            return;
+        }
         let new = segment.payload.get(known..).unwrap_or_default();
         let room = self.from_guest.limit.saturating_sub(self.from_guest.held());
         let taken = &new[..new.len().min(room)];
@@ -153,6 +158,7 @@ impl TcpFlow {
         let from_guest = &mut self.from_guest;
         match &mut self.end {
             None => return false,
+            Some(_) if self.has_failed => return false,
             Some(End::Metadata(connection)) => {
                 if connection.write(bytes).is_err() {
                     self.reset_guest();
@@ -207,7 +213,7 @@ impl TcpFlow {
                     Ok(written) => written,
                     Err(Errno::AGAIN) => 0,
                     Err(_) => {
-                        self.reset_guest();
+                        self.host_failed(shared);
                         return;
                     }
                 };
@@ -230,7 +236,7 @@ impl TcpFlow {
                 Ok(()) => {}
                 Err(Errno::AGAIN) => self.from_guest.blocked = true,
                 Err(_) => {
-                    self.reset_guest();
+                    self.host_failed(shared);
                     return;
                 }
             }

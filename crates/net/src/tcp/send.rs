@@ -94,7 +94,7 @@ impl TcpFlow {
         }
         let payload =
             Payload { start, filled: 0, len: wanted, more: usable.saturating_sub(wanted), most };
-        let Ok(len) = self.read_host(frame, payload, shared) else {
+        let Some(len) = self.read_host(frame, payload, shared) else {
             self.reset_guest();
             return self.next_reset(frame, shared);
         };
@@ -122,31 +122,39 @@ impl TcpFlow {
         true
     }
 
-    /// Reads what the next segment has, at most `payload`, into `frame`, and returns how much.
+    /// Reads what the next segment has, at most `payload`, into `frame`, and returns how much;
+    /// `None` after the last byte of a host that has failed.
     fn read_host(
         &mut self,
         frame: &mut Frame,
         mut payload: Payload,
         shared: &mut Shared,
-    ) -> Result<usize, Errno> {
-        let Some(end) = &mut self.end else { return Ok(0) };
+    ) -> Option<usize> {
+        let Some(end) = &mut self.end else { return Some(0) };
         let to_guest = &mut self.to_guest;
         to_guest.readable |= end.is_ready();
         let in_flight = to_guest.in_flight();
         while payload.filled < payload.len && to_guest.has_more_after(payload.filled) {
             let offset = in_flight + payload.filled;
-            match to_guest.bytes.read(end, offset, (frame, payload), shared) {
-                Ok(0) => to_guest.fin = Some(to_guest.next + payload.filled),
-                Ok(count) => {
-                    payload.filled += count;
-                    // It is empty, and what arrives from now on is an event.
+            match to_guest.bytes.read(end, offset, (frame, &mut payload), shared) {
+                // After an error has been read, an end is what is left of it.
+                Ok(true) if self.has_failed => to_guest.readable = false,
+                Ok(true) => to_guest.fin = Some(to_guest.next + payload.filled),
+                // What is not full was emptied, and what arrives from now on is an event.
+                Ok(false) => {
                     to_guest.readable = payload.filled == payload.len || to_guest.reads_on;
                 }
                 Err(Errno::AGAIN) => to_guest.readable = false,
-                Err(errno) => return Err(errno),
+                Err(_) => {
+                    self.has_failed = true;
+                    to_guest.readable = false;
+                }
             }
         }
-        Ok(payload.filled)
+        if self.has_failed && payload.filled == 0 && !to_guest.has_more_after(0) {
+            return None;
+        }
+        Some(payload.filled)
     }
 
     /// A segment with `len` of the sequence space was made.

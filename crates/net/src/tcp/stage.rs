@@ -62,24 +62,22 @@ impl Stage {
         socket: impl AsFd,
         turn: &mut u64,
         offset: usize,
-        (frame, mut payload): (&mut Frame, Payload),
-    ) -> Result<usize, Errno> {
-        let before = payload.filled;
+        (frame, payload): (&mut Frame, &mut Payload),
+    ) -> Result<bool, Errno> {
         let has_turn = *turn == self.turn;
-        if has_turn && let Some(len) = self.take(frame, payload) {
+        if has_turn && let Some(len) = self.take(frame, *payload) {
             payload.filled = len;
             if len == payload.len {
-                return Ok(len);
+                return Ok(false);
             }
         } else if *turn != 0 && !(has_turn && self.next.is_empty()) {
             // Another flow has taken its place, or the guest takes other segments.
             set_peek_offset(&socket, i32::try_from(offset).unwrap_or(i32::MAX))?;
         }
         *turn = 0;
-        match self.peek(socket, turn, frame, payload) {
-            Err(Errno::AGAIN) if payload.filled > before => Ok(payload.filled - before),
-            read => Ok(payload.filled - before + read?),
-        }
+        let read = self.peek(socket, turn, frame, *payload)?;
+        payload.filled += read;
+        Ok(read == 0)
     }
 
     /// Puts the next segment into `frame` if it is the one that is wanted, or its beginning, and

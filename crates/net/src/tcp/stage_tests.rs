@@ -31,10 +31,10 @@ impl Reader {
         len: usize,
         more: usize,
     ) -> (usize, usize) {
-        let payload = Payload { start: START, filled: 0, len, more, most: len };
-        let place = (&mut self.frame, payload);
-        let read = self.stage.read(socket, &mut self.turn, offset, place).unwrap();
-        (read, self.stage.next.len())
+        let mut payload = Payload { start: START, filled: 0, len, more, most: len };
+        let place = (&mut self.frame, &mut payload);
+        assert!(!self.stage.read(socket, &mut self.turn, offset, place).unwrap());
+        (payload.filled, self.stage.next.len())
     }
 
     fn bytes(&mut self, len: usize) -> &[u8] {
@@ -68,6 +68,20 @@ fn a_segment_of_another_size_is_read_again() {
     assert_eq!(reader.bytes(1500)[..], [[2; 1000].as_slice(), &[3; 500]].concat());
     assert_eq!(reader.read(&socket, 2500, 500, 0), (500, 2));
     assert_eq!(reader.bytes(500), [3; 500]);
+}
+
+#[test]
+fn what_was_read_ahead_is_not_lost_by_an_error() {
+    let (mut host, socket) = pair();
+    let mut reader = Reader::default();
+    host.write_all(&[1; 1500]).unwrap();
+    assert_eq!(reader.read(&socket, 0, 1000, 2000), (1000, 1));
+    (&socket).write_all(b"not read").unwrap();
+    drop(host);
+    let mut payload = Payload { start: START, filled: 0, len: 1000, more: 0, most: 1000 };
+    let place = (&mut reader.frame, &mut payload);
+    let read = reader.stage.read(&socket, &mut reader.turn, 1000, place);
+    assert_eq!((read, payload.filled), (Err(Errno::CONNRESET), 500));
 }
 
 #[test]

@@ -145,6 +145,16 @@ impl Bench {
         self.host.write_all(bytes).unwrap();
         self.event(EventFlags::IN);
     }
+
+    /// The host sends `bytes` and closes before it has read what the guest sends.
+    fn host_answers_and_fails(&mut self, bytes: &[u8]) {
+        self.guest_sends(&segment(1, b"question"));
+        assert_eq!(self.made().unwrap().ack, 9);
+        self.host.write_all(bytes).unwrap();
+        self.host = UnixStream::pair().unwrap().0;
+        let end = EventFlags::RDHUP | EventFlags::HUP;
+        self.event(EventFlags::IN | EventFlags::OUT | EventFlags::ERR | end);
+    }
 }
 
 pub(super) fn segment(seq: usize, payload: &[u8]) -> Segment<'_> {
@@ -250,6 +260,46 @@ fn a_host_whose_end_the_guest_acknowledges_is_not_reset() {
     bench.guest_sends(&all);
     assert!(bench.flow.is_over());
     assert_eq!(bench.host.read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn what_a_host_sent_before_it_failed_arrives_before_the_reset() {
+    let mut bench = Bench::open();
+    bench.host_answers_and_fails(&[1; 80_000]);
+    assert_eq!((bench.made().unwrap().len, bench.made()), (60_000, None));
+    // The host takes no more, which is no reason to lose the rest.
+    bench.guest_sends(&segment(9, b"more"));
+    assert_eq!(bench.made().unwrap().ack, 9);
+    bench.ack(60_001, 60_000);
+    let rest = bench.made().unwrap();
+    assert_eq!((rest.flags, rest.seq, rest.len), ("A", 60_001, 20_000));
+    let reset = bench.made().unwrap();
+    assert_eq!((reset.flags, reset.seq), ("RA", 80_001));
+}
+
+#[test]
+fn a_guest_that_only_writes_to_a_host_that_failed_is_reset() {
+    let mut bench = Bench::open();
+    bench.host_answers_and_fails(&[1; 80_000]);
+    assert_eq!(bench.made().unwrap().len, 60_000);
+    let full = Segment { ack: Some(FIRST + 60_001), window: 0, ..segment(9, b"") };
+    bench.guest_sends(&full);
+    assert_eq!(bench.made(), None);
+    bench.guest_sends(&Segment { payload: b"more", ..full });
+    let reset = bench.made().unwrap();
+    assert_eq!((reset.flags, reset.seq), ("RA", 60_001));
+}
+
+#[test]
+fn a_write_that_fails_loses_nothing_of_the_host() {
+    let mut bench = Bench::open();
+    bench.host.write_all(b"answer").unwrap();
+    bench.host = UnixStream::pair().unwrap().0;
+    // Before the event.
+    bench.guest_sends(&segment(1, b"question"));
+    let answer = bench.made().unwrap();
+    assert_eq!((answer.flags, answer.len), ("A", 6));
+    assert_eq!(bench.made().unwrap().flags, "RA");
 }
 
 #[test]

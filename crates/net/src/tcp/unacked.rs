@@ -59,16 +59,16 @@ impl Unacked {
         }
     }
 
-    /// Copies those from `offset` on to where `payload` is in `frame`, and returns how many: 0 at
-    /// the end of what the host sends, and fewer than there is room for if there are no more now.
-    /// In a socket, `offset` is where the last read ended.
+    /// Copies those from `offset` on to where `payload` is in `frame`, and counts them there: fewer
+    /// than there is room for if there are no more now, also before an error. Returns whether the
+    /// host's end is next. In a socket, `offset` is where the last read ended.
     pub(super) fn read(
         &mut self,
         end: &mut End,
         offset: usize,
-        (frame, payload): (&mut Frame, Payload),
+        (frame, payload): (&mut Frame, &mut Payload),
         shared: &mut Shared,
-    ) -> Result<usize, Errno> {
+    ) -> Result<bool, Errno> {
         let queue = match (self, &mut *end) {
             (Self::Queue(queue), _) => queue,
             (Self::Socket { acked, turn }, End::Socket(socket)) => {
@@ -77,17 +77,16 @@ impl Unacked {
             (Self::Socket { .. }, End::Metadata(_)) => return Err(Errno::AGAIN),
         };
         let out = payload.rest_mut(frame);
-        let mut held = queue.len().saturating_sub(offset);
-        if held < out.len() {
+        let mut read = Ok(false);
+        if queue.len().saturating_sub(offset) < out.len() {
             let room = share(shared.pool.usage().0).saturating_sub(queue.len());
-            match end.receive(queue, room.clamp(1, READ_AHEAD), &mut shared.pool) {
-                Err(Errno::AGAIN) if held > 0 => {}
-                read => held += read?,
-            }
+            let count = end.receive(queue, room.clamp(1, READ_AHEAD), &mut shared.pool);
+            read = count.map(|count| count == 0);
         }
-        let count = held.min(out.len());
+        let count = queue.len().saturating_sub(offset).min(out.len());
         queue.copy_to(offset, &mut out[..count]);
-        Ok(count)
+        payload.filled += count;
+        read
     }
 
     /// The guest has acknowledged the first `count`. A socket has them until [`Unacked::discard`],

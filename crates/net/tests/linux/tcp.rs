@@ -176,6 +176,37 @@ fn a_reset_of_one_side_reaches_the_other() {
     world.wait_for("without flows", |counters| counters.flows == 0);
 }
 
+/// As servers do that answer before they have all of a request.
+#[test]
+fn an_answer_before_a_reset_arrives_whole() {
+    const LEN: usize = 32 << 10;
+    if !is_possible() {
+        return;
+    }
+    let world = World::new(Settings::default());
+    let (send, accepted) = channel();
+    let port = serve(&world, HOST_V4, move |mut stream| {
+        stream.read_exact(&mut [0]).unwrap();
+        send.send(stream).unwrap();
+    });
+    let stream = world.guest.run(move || {
+        let mut stream = TcpStream::connect((HOST_V4, port)).unwrap();
+        stream.write_all(b"xy").unwrap();
+        stream
+    });
+    let server = accepted.recv().unwrap();
+    world.while_stopped(move || {
+        (&server).write_all(&[1; LEN]).unwrap();
+        // With a byte in it that was not read.
+        drop(server);
+    });
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let mut answer = Vec::new();
+    let error = (&stream).read_to_end(&mut answer).unwrap_err();
+    assert_eq!((answer.len(), error.kind()), (LEN, ErrorKind::ConnectionReset));
+    world.wait_for("without flows", |counters| counters.flows == 0);
+}
+
 #[test]
 fn a_connect_that_fails_tells_why_at_once() {
     if !is_possible() {
