@@ -159,6 +159,7 @@ fn a_papers_places_are_compared_one_by_one() {
             host,
             unsanitised: false,
             order: 1,
+            command: String::new(),
             settings: crate::paper::Settings::default(),
             measured: Vec::new(),
             sessions: vec![place("1"), place("8")],

@@ -81,8 +81,8 @@ const OF_FIGURE_3: &[&str] = &[
     "pyaes-a",
     "rnn-a",
 ];
-const SUBSTITUTES: &str = "The prefetch and the marking of `snapbpf` are substitutes: a thread issues the reads in place of a BPF \
-                           program, and pages reported free at the freeze are anonymous in place of pages marked at their allocation.";
+const NOT_OF_PAPER: &str = "Not all of `snapbpf` is the paper's: a thread issues the prefetch in place of a BPF program, and pages \
+                          reported free at the freeze are anonymous in place of pages marked at their allocation.";
 /// Budgets for microVMs: the paper has one, 128 GB.
 const BUDGETS: &[u64] = &[64 * MIB, 128 * MIB, 256 * MIB, 512 * MIB, 1024 * MIB, 2048 * MIB];
 /// The paper's disks: the local NVMe SSD (3.1) and the EBS volume (6.7). Writes have no limit.
@@ -92,8 +92,12 @@ const DISKS: &[Storage] = &[
 ];
 
 /// PASS figure 4. The paper has FaaSnap alone.
-const FAASNAP_BY_MEDIUM: Replays =
-    Replays { planners: &["faasnap"], traces: NINE, quantity: Quantity::Fetch, ..Replays::ONE };
+const FAASNAP_BY_MEDIUM: Replays = Replays {
+    planners: &["faasnap"],
+    traces: NINE,
+    quantity: Quantity::FetchCounts,
+    ..Replays::ONE
+};
 /// PASS figure 14 and its costs: budgets that microVMs fill.
 const FILLED: Replays = Replays {
     planners: OF_PASS,
@@ -117,7 +121,7 @@ const TEN_OF_SNAPBPF: Replays = Replays {
     unsanitised: true,
     same_input: OF_FIGURE_3,
     shape: Shape::Concurrency(&[10]),
-    remarks: &[SUBSTITUTES],
+    remarks: &[NOT_OF_PAPER],
     ..Replays::ONE
 };
 
@@ -223,7 +227,7 @@ pub static EXPERIMENTS: [Experiment; 36] = [
             shape: Shape::Concurrency(&[2, 4, 8, 16, 32, 64]),
             ..Replays::ONE
         }]),
-        verdict: Verdict::Partly("PASS is faster at each number; FaaSnap's time grows earlier"),
+        verdict: Verdict::Partly("where every microVM has a replica; FaaSnap's time grows earlier"),
         measured: "[recognition, ffmpeg and json](pass.md#figure-12-many-at-once)",
     },
     Experiment {
@@ -507,7 +511,7 @@ pub static EXPERIMENTS: [Experiment; 36] = [
             same_input: OF_FIGURE_3,
             quantity: Quantity::SpeedUp,
             remarks: &[
-                SUBSTITUTES,
+                NOT_OF_PAPER,
                 "The guests had reported their free pages before the freeze. With `prefetch=off` read-ahead is on, as in the \
                  baseline.",
             ],

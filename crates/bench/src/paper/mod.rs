@@ -46,7 +46,7 @@ use crate::players::{
     PlayersConfig, PlayersError, PoolPlayers, Prepared, Subject, host_of, sanitises,
 };
 use crate::progress::Part;
-use crate::thaw::{RESULTS_VERSION, Session, SessionError, to_repeat};
+use crate::thaw::{RESULTS_VERSION, Session, SessionError, random_order, to_repeat};
 use crate::tier::{EmulateError, EmulatedDisk, Throttle};
 use crate::traces::{LoadTraceError, SIZES};
 
@@ -64,11 +64,14 @@ pub struct PaperConfig {
     pub traces: Vec<String>,
     /// At most this number of microVMs at once.
     pub most: u32,
+    /// The seed of the random order in which the planners have their turns; none for a random one.
+    pub order: Option<u64>,
 }
 
 impl Default for PaperConfig {
     fn default() -> Self {
-        Self { runs: 11, pool: None, directory: None, traces: Vec::new(), most: u32::MAX }
+        let (traces, most) = (Vec::new(), u32::MAX);
+        Self { runs: 11, pool: None, directory: None, traces, most, order: None }
     }
 }
 
@@ -138,6 +141,14 @@ impl PaperConfig {
         save: impl FnMut(&Outcome),
     ) -> Result<Outcome, PaperError> {
         Runner { config: self, experiment, replays, harness }.run(earlier, save)
+    }
+
+    /// The command that runs an experiment like this, without directories.
+    fn command(&self, experiment: &str) -> String {
+        let mut options = vec![format!("--runs {}", self.runs)];
+        options.extend(self.pool.as_ref().map(|_| "--pool POOL".to_owned()));
+        options.extend(self.directory.as_ref().map(|_| "--dir DIR".to_owned()));
+        command(experiment, options, &self.traces, self.most)
     }
 
     fn settings(&self) -> Settings {
@@ -219,7 +230,8 @@ impl Runner<'_> {
             settings: self.config.settings(),
             measured: Vec::new(),
             unsanitised,
-            order: fastrand::u32(..).into(),
+            order: self.config.order.unwrap_or_else(random_order),
+            command: self.config.command(self.experiment.name),
             sessions: Vec::new(),
             budgets: Vec::new(),
             costs: Vec::new(),
@@ -465,6 +477,17 @@ impl Runner<'_> {
         outcome.add_place(place);
         Ok(())
     }
+}
+
+/// The command of an experiment with these options, functions and largest number of microVMs.
+fn command(experiment: &str, options: Vec<String>, traces: &[String], most: u32) -> String {
+    let traces = Some(traces).filter(|traces| !traces.is_empty());
+    let more = [
+        traces.map(|traces| format!("--trace {}", traces.join(","))),
+        Some(most).filter(|most| *most != u32::MAX).map(|most| format!("--most {most}")),
+    ];
+    let words = [format!("firn bench paper {experiment}")].into_iter().chain(options);
+    words.chain(more.into_iter().flatten()).collect::<Vec<_>>().join(" ")
 }
 
 /// Leaves out the planners that have no plan for a player in a directory, with the reason.

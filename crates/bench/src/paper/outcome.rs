@@ -38,6 +38,9 @@ pub struct Outcome {
     /// The seed of the random order in which the planners had their turns.
     #[serde(default)]
     pub order: u64,
+    /// The command, without its directories.
+    #[serde(default)]
+    pub command: String,
     /// How much was measured.
     #[serde(default)]
     pub settings: Settings,

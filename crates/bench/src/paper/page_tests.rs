@@ -1,10 +1,12 @@
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 use super::*;
 use crate::paper::replays::Quantity;
-use crate::paper::sentences;
+use crate::paper::systor::systor_experiments;
 use crate::paper::tests::outcome;
+use crate::paper::{EXPERIMENTS, Way, sentences};
 
 /// Set to write the tables of the documents instead of comparing them: `make result-pages`.
 const WRITE: &str = "FIRN_WRITE_PAGES";
@@ -39,6 +41,88 @@ fn tables_of_documents_are_those_of_the_committed_results() {
     }
     assert!(tables > 0);
     assert!(wrong.is_empty(), "numbers in sentences differ from the tables:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn pictures_of_documents_are_those_of_the_committed_results() {
+    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results");
+    let read = |name: &String| fs::read_to_string(results.join(format!("{name}.json"))).ok();
+    let mut pictures = 0;
+    let mut check = |name: &str, picture: String| {
+        let path = results.join(format!("{name}.svg"));
+        pictures += 1;
+        if std::env::var_os(WRITE).is_some() {
+            fs::write(path, picture).unwrap();
+        } else {
+            let differs = format!("{name}.svg differs from the results: make result-pages");
+            assert!(fs::read_to_string(path).is_ok_and(|drawn| drawn == picture), "{differs}");
+        }
+    };
+    let tiers: Vec<SystorOutcome> = systor_experiments()
+        .filter_map(|experiment| read(&experiment.name.to_owned()))
+        .map(|json| serde_json::from_str(&json).unwrap())
+        .collect();
+    for experiment in &EXPERIMENTS {
+        match experiment.way {
+            Way::Replays(parts) => {
+                for part in parts {
+                    // Parts that measure the same share a file.
+                    let Some(json) = experiment.sources(part).iter().find_map(read) else {
+                        continue;
+                    };
+                    let made = Outcome {
+                        source: experiment.source.to_owned(),
+                        title: experiment.title.to_owned(),
+                        quantity: part.quantity,
+                        ..serde_json::from_str(&json).unwrap()
+                    };
+                    check(&experiment.file(part), made.draw());
+                }
+            }
+            Way::Tiers(systor) => {
+                let made = tiers.iter().find_map(|outcome| outcome.as_of(&systor));
+                check(experiment.name, made.unwrap().draw());
+            }
+        }
+    }
+    assert!(pictures >= EXPERIMENTS.len());
+}
+
+/// Every key of the committed results is in the documentation of their form.
+#[test]
+fn keys_of_the_committed_results_are_documented() {
+    fn collect(value: &serde_json::Value, keys: &mut BTreeSet<String>) {
+        match value {
+            serde_json::Value::Object(object) => {
+                // Maps by the name of a planner, a cell or a function of the kernel.
+                let of_names = |key: &str| matches!(key, "left_out" | "functions");
+                for (key, value) in object {
+                    keys.insert(key.clone());
+                    if !(of_names(key) && value.is_object()) {
+                        collect(value, keys);
+                    }
+                }
+            }
+            serde_json::Value::Array(values) => values.iter().for_each(|v| collect(v, keys)),
+            _ => {}
+        }
+    }
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let page = fs::read_to_string(docs.join("reference/bench.md")).unwrap();
+    let mut keys = BTreeSet::new();
+    for entry in fs::read_dir(docs.join("results")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let is_of_paper = ["pass-", "faasnap-", "snapbpf-", "systor-"]
+            .iter()
+            .any(|paper| name.starts_with(paper));
+        if is_of_paper && path.extension().is_some_and(|ending| ending == "json") {
+            let json = fs::read_to_string(&path).unwrap();
+            collect(&serde_json::from_str(&json).unwrap(), &mut keys);
+        }
+    }
+    let missing: Vec<_> = keys.iter().filter(|key| !page.contains(&format!("`{key}`"))).collect();
+    assert!(missing.is_empty(), "docs/reference/bench.md has no `KEY` for {missing:?}");
 }
 
 #[test]

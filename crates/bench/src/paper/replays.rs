@@ -124,6 +124,9 @@ pub enum Quantity {
     FaultTimes,
     /// What was fetched ahead of the guest, and what the guest waited for, ms.
     Fetch,
+    /// What was fetched ahead of the guest, and how many page faults KVM had, where times are not
+    /// performance.
+    FetchCounts,
     /// Time divided by that of the first planner, inverted.
     SpeedUp,
     /// Cost of the BPF programs, ms.
@@ -142,6 +145,7 @@ impl Quantity {
         match self {
             Self::Dram => Some(row.batch_dram_bytes as f64 / f64::from(1 << 20)),
             Self::Faults | Self::Fetch => row.fault_ms.map(|faults| faults.median),
+            Self::FetchCounts => Some(row.kvm_page_faults as f64),
             Self::Parts => Some(row.start_to_resume_ms.median),
             _ => Some(row.total_ms.median),
         }
@@ -153,6 +157,7 @@ impl Quantity {
             Self::Dram => "DRAM of all microVMs, MiB",
             Self::Faults | Self::Fetch => "time in page faults, ms",
             Self::Parts => "setup and invocation, ms",
+            Self::FetchCounts => "page faults of KVM",
             Self::FaultTimes => "touches of a microVM by their time",
             Self::SpeedUp => "time of the first planner divided by its own",
             Self::Programs | Self::KernelFaults => "time, ms",
@@ -173,6 +178,6 @@ impl Quantity {
 
     /// Whether the guests measure the time of their touches.
     pub(super) fn times_touches(self) -> bool {
-        matches!(self, Self::Faults | Self::FaultTimes | Self::Fetch)
+        matches!(self, Self::Faults | Self::FaultTimes | Self::Fetch | Self::FetchCounts)
     }
 }

@@ -21,6 +21,7 @@ pub(super) fn outcome(quantity: Quantity, places: &[&str]) -> Outcome {
         host: results().host,
         unsanitised: false,
         order: 1,
+        command: "firn bench paper pass-x --runs 1".to_owned(),
         settings: Settings::default(),
         measured: Vec::new(),
         remarks: vec!["A remark.".to_owned()],

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use firn_base::format_bytes;
+use firn_memory::planners::{Store, parse};
 use firn_player::format::{FIRST_TIME_NS, time_class};
 
 use super::outcome::{Outcome, Place};
@@ -70,11 +71,13 @@ const SLOW: Column = ("touches of 32 µs and more", |_, row| {
     Cell::Count(slow.iter().sum())
 });
 const KVM_FAULTS: Column = ("KVM faults", |_, row| Cell::Count(row.kvm_page_faults as f64));
-const OTHERS: [Column; 7] = [
+const OTHERS: [Column; 9] = [
     ("p95", |_, row| Cell::Count(row.total_ms.p95)),
+    ("burst, ms", |_, row| Cell::time(row.burst_ms)),
     FAULTS,
     SHARE_OF_FAULTS,
     ("DRAM of a run", |_, row| Cell::Bytes(row.batch_dram_bytes)),
+    ("DRAM and pool", |_, row| Cell::Bytes(row.batch_dram_bytes + batch_pool_bytes(row))),
     ("private", |_, row| Cell::Bytes(row.private_bytes)),
     ("read", |_, row| Cell::Bytes(row.read_bytes)),
     KVM_FAULTS,
@@ -96,6 +99,14 @@ const SPEED_UP: [Column; 2] = [
     ("speed-up", |place, row| Outcome::speed_up(place, row).map_or(Cell::Empty, Cell::Count)),
     READ_BY_FAULTS,
 ];
+
+/// What the microVMs of a run map of the pool at once: a replica each, or the extent that they
+/// share.
+fn batch_pool_bytes(row: &Row) -> u64 {
+    let has_replicas = parse(&row.planner).is_ok_and(|planner| planner.store() == Store::Replica);
+    let replicas = if has_replicas { row.at_once.unwrap_or(row.concurrency) } else { 1 };
+    row.pool_bytes * u64::from(replicas)
+}
 
 /// A row's planner, and how many of its microVMs ran together if others waited.
 fn planner(row: &Row) -> String {
@@ -152,7 +163,7 @@ impl Outcome {
     pub(super) fn columns(&self) -> Vec<Column> {
         let more: &[Column] = match self.quantity {
             Quantity::Parts => &PARTS,
-            Quantity::Fetch => &FETCH,
+            Quantity::Fetch | Quantity::FetchCounts => &FETCH,
             Quantity::SpeedUp => &SPEED_UP,
             _ => &OTHERS,
         };

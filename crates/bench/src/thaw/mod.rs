@@ -62,6 +62,11 @@ pub struct ThawConfig {
     pub warm: bool,
 }
 
+/// A seed that JSON keeps in full.
+pub(crate) fn random_order() -> u64 {
+    fastrand::u32(..).into()
+}
+
 impl Default for ThawConfig {
     fn default() -> Self {
         Self {
@@ -72,7 +77,7 @@ impl Default for ThawConfig {
             caches: vec![Cache::Cached],
             different_snapshots: false,
             noise: false,
-            order: fastrand::u32(..).into(),
+            order: random_order(),
             standby: false,
             unjailed: false,
             ready: Vec::new(),

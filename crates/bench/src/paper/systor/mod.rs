@@ -30,10 +30,11 @@ use study::Study;
 pub(super) use tiers::available;
 use tiers::{ActivateError, ActiveTier, Media};
 
-use super::{EXPERIMENTS, Way};
+use super::{EXPERIMENTS, Way, command};
 use crate::batch::BatchError;
 use crate::harness::Harness;
 use crate::host::HostError;
+use crate::thaw::random_order;
 use crate::tier::Tier;
 use crate::traces::{LoadTraceError, load};
 
@@ -53,12 +54,15 @@ pub struct SystorConfig {
     pub only: Vec<TierName>,
     /// Tiers of this host that are measured beside those of the experiment.
     pub tiers: Vec<Tier>,
+    /// The seed of the random order of each run's cells; none for that of the earlier results, or a
+    /// random one.
+    pub order: Option<u64>,
 }
 
 impl Default for SystorConfig {
     fn default() -> Self {
         let (functions, only, tiers) = (Vec::new(), Vec::new(), Vec::new());
-        Self { runs: 5, functions, most: u32::MAX, only, tiers }
+        Self { runs: 5, functions, most: u32::MAX, only, tiers, order: None }
     }
 }
 
@@ -184,6 +188,9 @@ impl SystorConfig {
         let mut outcome = SystorOutcome::new(experiment, self.runs)?;
         let known: Vec<&SystorOutcome> =
             known.iter().filter(|known| known.is_comparable(&outcome)).collect();
+        let earlier = known.first().map(|known| known.order);
+        outcome.order = self.order.or(earlier).unwrap_or_else(random_order);
+        outcome.command = self.command(experiment.name);
         let room = available() / 10 * 8;
         let mut all = Vec::new();
         for &trace in &functions {
@@ -259,6 +266,17 @@ impl SystorConfig {
             saved(&outcome);
         }
         Ok(outcome)
+    }
+
+    /// The command that runs an experiment like this, without directories.
+    fn command(&self, experiment: &str) -> String {
+        let mut options = vec![format!("--runs {}", self.runs)];
+        let only: Vec<&str> = self.only.iter().map(|tier| tier.name()).collect();
+        let tiers: Vec<&str> = self.tiers.iter().map(|tier| tier.name.as_str()).collect();
+        for (option, names) in [("--only", only), ("--tier", tiers)] {
+            options.extend((!names.is_empty()).then(|| format!("{option} {}", names.join(","))));
+        }
+        command(experiment, options, &self.functions, self.most)
     }
 
     /// The functions of an experiment that are measured.

@@ -1,25 +1,26 @@
 //! The tables of documents that are made of SYSTOR's results.
 
-use super::SystorOutcome;
 use super::cell::{Cell, Time, function};
-use crate::text::{markdown, number};
+use super::{SystorExperiment, SystorOutcome, systor_experiments};
+use crate::text::{markdown, number, with_interval};
 
 impl SystorOutcome {
-    /// A table with a column for each tier, with and without read-ahead as measured: a time's
-    /// medians, or the ratio of cold to warm. `only` is a list of functions. By other names: the
-    /// host, the classes, the working sets, the comparison with the paper.
+    /// A table with a column for each tier, with and without read-ahead as measured: a time with
+    /// its interval, or the ratio of cold to warm. `only` is a list of functions. By other names:
+    /// the host, the classes, the working sets, the comparison with the paper.
     pub(in crate::paper) fn by_tier(&self, column: &str, only: Option<&str>) -> Option<String> {
-        let value: &dyn Fn(&Cell) -> Option<f64> = match column {
+        let time = |cell: &Cell, time| cell.time(time).as_ref().map(with_interval);
+        let value: &dyn Fn(&Cell) -> Option<String> = match column {
             "host" => return Some(self.conditions()),
             "classes" => return self.classes().into_iter().next(),
             "working sets" => return self.working_sets().into_iter().next(),
             "comparison" => return self.comparison(),
-            "cold" => &|cell| cell.median(Time::Cold),
-            "warm" => &|cell| cell.median(Time::Warm),
-            "restoring" => &|cell| cell.median(Time::Restoring),
-            "connecting" => &|cell| cell.median(Time::Connecting),
-            "executing" => &|cell| cell.median(Time::Executing),
-            "slowdown" => &|cell| Some(cell.median(Time::Cold)? / cell.median(Time::Warm)?),
+            "cold" => &|cell| time(cell, Time::Cold),
+            "warm" => &|cell| time(cell, Time::Warm),
+            "restoring" => &|cell| time(cell, Time::Restoring),
+            "connecting" => &|cell| time(cell, Time::Connecting),
+            "executing" => &|cell| time(cell, Time::Executing),
+            "slowdown" => &|cell| Some(number(cell.median(Time::Cold)? / cell.median(Time::Warm)?)),
             _ => return None,
         };
         let kinds = [false, true];
@@ -37,7 +38,7 @@ impl SystorOutcome {
             for &microvms in &scale {
                 let cell = |(tier, on): &(&str, bool)| {
                     let cell = self.cell(trace, tier, microvms, *on);
-                    cell.and_then(value).map_or(String::new(), number)
+                    cell.and_then(value).unwrap_or_default()
                 };
                 let key = [name.to_owned(), microvms.to_string()];
                 let key = key.into_iter().take(if scale.len() > 1 { 2 } else { 1 });
@@ -53,9 +54,30 @@ impl SystorOutcome {
         (!rows.is_empty()).then(|| markdown(&head, &rows))
     }
 
+    /// The results of an experiment whose cells are all among these.
+    pub(in crate::paper) fn as_of(&self, experiment: &SystorExperiment) -> Option<Self> {
+        let own = systor_experiments().find(|own| own.name == self.name)?;
+        let cells = |of: &SystorExperiment| (of.tiers, of.microvms, of.readahead, of.view.scales());
+        if cells(own) != cells(experiment) {
+            return None;
+        }
+        let mut made = Self {
+            name: experiment.name.to_owned(),
+            source: experiment.source.to_owned(),
+            title: experiment.title.to_owned(),
+            view: experiment.view,
+            ..self.clone()
+        };
+        let is_of = |cell: &Cell| experiment.functions.contains(&&*cell.row.trace);
+        made.cells.retain(is_of);
+        made.noise.retain(is_of);
+        Some(made)
+    }
+
     /// How it was measured, and the noise.
     fn conditions(&self) -> String {
         let noise = self.noise_text().map_or(String::new(), |noise| format!("- {noise}\n"));
-        format!("- {}\n- runs: {}\n{noise}", self.host.line(), self.runs)
+        let (runs, order) = (self.runs, self.order);
+        format!("- {}\n- {runs} runs; seed {order}\n{noise}", self.host.line())
     }
 }

@@ -28,6 +28,12 @@ pub struct SystorOutcome {
     pub host: Host,
     /// Runs of each cell.
     pub runs: u32,
+    /// The seed of the random order of each run's cells.
+    #[serde(default)]
+    pub order: u64,
+    /// The command, without its directories.
+    #[serde(default)]
+    pub command: String,
     /// The tiers.
     pub tiers: Vec<TierUse>,
     /// The measurements.
@@ -52,6 +58,8 @@ impl SystorOutcome {
             view: experiment.view,
             host,
             runs,
+            order: 0,
+            command: String::new(),
             tiers: Vec::new(),
             cells: Vec::new(),
             noise: Vec::new(),

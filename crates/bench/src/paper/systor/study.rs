@@ -296,7 +296,8 @@ impl Study<'_> {
         let steps = arms.len() as u64 * u64::from(self.config.runs);
         let mut steps = Steps::begin(self.harness.progress, steps);
         for run in 1..=self.config.runs {
-            for index in shuffled(arms.len(), &mut Rng::with_seed(run.into())) {
+            let seed = outcome.order.wrapping_add(run.into());
+            for index in shuffled(arms.len(), &mut Rng::with_seed(seed)) {
                 let Some(arm) = &mut arms[index] else { continue };
                 let (At { trace, microvms, .. }, tier) = (arm.at, arm.name());
                 match self.run_arm(arm, run) {

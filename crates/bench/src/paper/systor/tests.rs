@@ -86,6 +86,8 @@ fn outcome(view: View, cells: Vec<Cell>) -> SystorOutcome {
         view,
         host: sample("p", "t", false).host,
         runs: 1,
+        order: 1,
+        command: "firn bench paper systor".to_owned(),
         tiers: TierName::ALL.map(used).into(),
         cells,
         noise: Vec::new(),
@@ -315,6 +317,7 @@ mod player {
             most: 1,
             only: vec![TierName::Dram],
             tiers,
+            order: Some(1),
         };
         let outcome = config.run(experiment, &[], &harness, |_| {}).unwrap();
         let cells: Vec<_> = outcome.cells.iter().map(|c| (&*c.tier, c.readahead)).collect();
@@ -328,6 +331,9 @@ mod player {
         assert!(why("hello on full with 1 microVM").contains("of the tier, which has 1.0 MiB"));
         assert!(why("gone").contains("is missing"), "{:?}", outcome.left_out);
         assert_eq!(outcome.left_out.len(), 3, "{:?}", outcome.left_out);
+        let command = "firn bench paper systor-figure-7 --runs 3 --only dram \
+            --tier good,other,broken,full,gone --trace hello-a2 --most 1";
+        assert_eq!((outcome.order, &*outcome.command), (1, command));
         // Each run has every cell once, and the first tier's twice.
         let steps = progress.0.borrow();
         assert_eq!(steps.len(), 3 * 6);
@@ -388,6 +394,7 @@ mod player {
             most: 1,
             only: vec![TierName::Dram],
             tiers: vec![tier],
+            order: None,
         };
         let outcome = config.run(&FIGURE_7, &[], &harness, |_| {}).unwrap();
         let why = &outcome.left_out["hello on filling with 1 microVM"];
@@ -418,7 +425,7 @@ mod player {
             functions: vec!["hello-a2".to_owned()],
             most: 1,
             only: vec![TierName::Ssd],
-            tiers: Vec::new(),
+            ..SystorConfig::default()
         };
         let outcome = config.run(&FIGURE_4, &[], &harness, |_| {}).unwrap();
         let why = &outcome.left_out["ssd"];
@@ -469,5 +476,5 @@ fn tables_of_documents_have_a_column_for_each_tier() {
     assert!(one.contains("| 8.00 ") && one.contains("| 24.0 ") && !one.contains("hello"), "{one}");
     assert!(outcome.by_tier("lukewarm", None).is_none());
     assert!(outcome.by_tier("cold", Some("chameleon")).is_none());
-    assert!(outcome.by_tier("host", None).unwrap().contains("runs: 1"));
+    assert!(outcome.by_tier("host", None).unwrap().contains("1 runs; seed 1"));
 }

@@ -71,6 +71,9 @@ pub(crate) struct PaperArgs {
     /// At most this number of microVMs at once
     #[arg(long, value_name = "N", default_value_t = u32::MAX, hide_default_value = true, value_parser = clap::value_parser!(u32).range(1..))]
     most: u32,
+    /// Seed of the random order in which planners and tiers have their turns; the results have it
+    #[arg(long, value_name = "SEED")]
+    order: Option<u64>,
     /// SYSTOR '22: only these of an experiment's tiers: dram, cxl, dcpm, nvme, ssd
     #[arg(long, value_name = "TIER", value_delimiter = ',')]
     only: Vec<TierName>,
@@ -94,6 +97,7 @@ pub(super) fn run(arguments: &PaperArgs) -> anyhow::Result<()> {
         directory: arguments.dir.clone(),
         traces: arguments.trace.clone(),
         most: arguments.most,
+        order: arguments.order,
     };
     measure(|harness| {
         let all = experiments.len();
@@ -155,6 +159,7 @@ fn run_systor(
         most: arguments.most,
         only: arguments.only.clone(),
         tiers: tiers.collect::<Result<_, _>>()?,
+        order: arguments.order,
     };
     let (out, name) = (&arguments.out, experiment.name);
     let earlier = known(out, systor_experiments().map(|experiment| experiment.name.to_owned()))?;
