@@ -413,6 +413,7 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
             pooled: None,
             recorded_on: None,
             others: Vec::new(),
+            sanitised: None,
         }],
         subjects: vec![Subject {
             planner: "firecracker:readahead=on".to_owned(),

@@ -183,19 +183,6 @@ struct Spot<'a> {
     size: Option<(&'a str, &'a str)>,
 }
 
-/// What is measured together.
-struct Group<'a> {
-    trace: &'a str,
-    planners: Vec<String>,
-    unsanitised: bool,
-}
-
-impl Group<'_> {
-    fn name(&self) -> String {
-        format!("{} by {}", self.trace, self.planners.join(" "))
-    }
-}
-
 impl Runner<'_> {
     fn run(
         &self,
@@ -244,21 +231,16 @@ impl Runner<'_> {
         if let Some(earlier) = earlier.find(|earlier| earlier.continues_as(&outcome, emulated)) {
             outcome.continue_from(earlier);
         }
-        let (sanitising, others): (Vec<_>, Vec<_>) =
-            planners.into_iter().partition(|planner| !unsanitised || sanitises(planner));
         let given: Vec<&str> = self.config.traces.iter().map(String::as_str).collect();
         let traces = if given.is_empty() { self.replays.traces } else { &given };
         for trace in traces {
-            for (planners, unsanitised) in [(&others, unsanitised), (&sanitising, false)] {
-                let planners = planners.clone();
-                let group = Group { trace, planners, unsanitised };
-                if group.planners.is_empty() || outcome.measured.contains(&group.name()) {
-                    continue;
-                }
-                self.measure(&group, &mut outcome)?;
-                outcome.measured.push(group.name());
-                save(&outcome);
+            let name = format!("{trace} by {}", planners.join(" "));
+            if planners.is_empty() || outcome.measured.contains(&name) {
+                continue;
             }
+            self.measure(trace, &planners, &mut outcome)?;
+            outcome.measured.push(name);
+            save(&outcome);
         }
         if quantity == Quantity::Price {
             outcome.price()?;
@@ -291,21 +273,26 @@ impl Runner<'_> {
         Ok(host_of(directory, pool.as_ref())?)
     }
 
-    /// Runs the group on the disk that the experiment emulates, on each of its sizes, or where the
-    /// snapshots otherwise are.
-    fn measure(&self, group: &Group<'_>, outcome: &mut Outcome) -> Result<(), PaperError> {
+    /// Measures the planners on a trace together: on the disk that the experiment emulates, on each
+    /// of its sizes, or where the snapshots otherwise are.
+    fn measure(
+        &self,
+        trace: &str,
+        planners: &[String],
+        outcome: &mut Outcome,
+    ) -> Result<(), PaperError> {
         let spot = Spot { directory: self.directory(), ..Spot::default() };
         match self.replays.shape {
             Shape::Storage(disks) => {
                 let disk = EmulatedDisk::make(systor::available() / 2)?;
                 let disks = Some((&disk, disks));
                 let spot = Spot { directory: Some(disk.path()), disk: disks, ..spot };
-                self.measure_in(spot, group, outcome)
+                self.measure_in(spot, trace, planners, outcome)
             }
             Shape::Sizes => SIZES.into_iter().try_for_each(|size| {
-                self.measure_in(Spot { size: Some(size), ..spot }, group, outcome)
+                self.measure_in(Spot { size: Some(size), ..spot }, trace, planners, outcome)
             }),
-            _ => self.measure_in(spot, group, outcome),
+            _ => self.measure_in(spot, trace, planners, outcome),
         }
     }
 
@@ -313,25 +300,33 @@ impl Runner<'_> {
     fn measure_in(
         &self,
         spot: Spot<'_>,
-        group: &Group<'_>,
+        function: &str,
+        planners: &[String],
         outcome: &mut Outcome,
     ) -> Result<(), PaperError> {
         let progress = self.harness.progress;
         let trace = match spot.size {
-            Some((_, ending)) => format!("{}-{ending}", group.trace),
-            None => group.trace.to_owned(),
+            Some((_, ending)) => format!("{function}-{ending}"),
+            None => function.to_owned(),
         };
+        let zeroes = |planner: &&String| self.replays.unsanitised && sanitises(planner);
+        let (sanitising, others): (Vec<_>, Vec<_>) = planners.iter().partition(zeroes);
         let players = PlayersConfig {
-            planners: group.planners.clone(),
+            planners: others.into_iter().cloned().collect(),
             traces: vec![trace.clone()],
             directory: spot.directory.map(Path::to_owned),
             pool: self.config.pool.clone(),
             leaves: Leaves::Recorded,
             gaps: if self.replays.work { GapFactor::FULL } else { GapFactor::NONE },
             dense: true,
-            unsanitised: group.unsanitised,
-            same_input: self.replays.same_input.contains(&group.trace),
+            unsanitised: self.replays.unsanitised,
+            same_input: self.replays.same_input.contains(&function),
             ..PlayersConfig::default()
+        };
+        let zeroing = PlayersConfig {
+            planners: sanitising.into_iter().cloned().collect(),
+            unsanitised: false,
+            ..players.clone()
         };
         let mut pool = players.connect(progress)?;
         let snapshots = match self.replays.shape {
@@ -341,6 +336,10 @@ impl Runner<'_> {
             _ => 1,
         };
         let mut prepared = players.prepare(pool.as_mut(), snapshots, 1, self.harness)?;
+        if !zeroing.planners.is_empty() {
+            prepared =
+                prepared.with_sanitised(zeroing.prepare(None, snapshots, 1, self.harness)?);
+        }
         // This description includes the pool.
         outcome.host = prepared.host.clone();
         let unfit = prepared.left_out.iter();
@@ -383,7 +382,7 @@ impl Runner<'_> {
                 if let Some((place, _)) = spot.size {
                     self.session(place, 1, &prepared, outcome)?;
                 }
-                outcome.rename_trace(&trace, group.trace);
+                outcome.rename_trace(&trace, function);
             }
         }
         match self.replays.quantity {
@@ -490,21 +489,22 @@ fn command(experiment: &str, options: Vec<String>, traces: &[String], most: u32)
     words.chain(more.into_iter().flatten()).collect::<Vec<_>>().join(" ")
 }
 
-/// Leaves out the planners that have no plan for a player in a directory, with the reason.
+/// Leaves out the planners that have no plan for their player in a directory, with the reason.
 fn leave_out_unplanned(prepared: &mut Prepared, outcome: &mut Outcome) -> Result<(), PaperError> {
     for player in &prepared.players {
-        let snapshot = Snapshot::open(&player.snapshot)?;
-        prepared.subjects.retain(|subject| {
-            let Ok(planner) = parse(&subject.planner) else { return true };
-            match plan(&snapshot, None, &*planner) {
-                Err(PlanSnapshotError::Planner(reason)) if !subject.in_pool => {
+        let mut planned = Vec::new();
+        for subject in &prepared.subjects {
+            let planner = parse(&subject.planner).ok().filter(|_| !subject.in_pool);
+            let snapshot = Snapshot::open(&player.of(subject).snapshot)?;
+            match planner.map(|planner| plan(&snapshot, None, &*planner)) {
+                Some(Err(PlanSnapshotError::Planner(reason))) => {
                     let place = format!("{} on {}", subject.planner, player.trace);
                     outcome.left_out.insert(place, error_chain(&reason));
-                    false
                 }
-                _ => true,
+                _ => planned.push(subject.clone()),
             }
-        });
+        }
+        prepared.subjects = planned;
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use firn_memory::planners::{Store, parse};
 use firn_pool::{Client, ClientError};
 
+use super::selection::sanitises;
 use crate::cache::{CacheError, SnapshotFiles};
 
 /// The longest time that a manager takes to notice a closed connection.
@@ -57,6 +58,9 @@ pub struct FrozenPlayer {
     /// Players of the same trace with other content, each in a snapshot of its own. The microVMs of
     /// a batch take turns with them.
     pub others: Vec<Self>,
+    /// The same player in a guest that zeroes what it frees, for the planners whose paper has such
+    /// a guest. Without it, they thaw this one.
+    pub sanitised: Option<Box<Self>>,
 }
 
 /// The place of a player in a pool.
@@ -76,6 +80,11 @@ pub(crate) enum Place<'a> {
 }
 
 impl FrozenPlayer {
+    /// The player that a subject thaws.
+    pub(crate) fn of(&self, subject: &Subject) -> &Self {
+        self.sanitised.as_deref().filter(|_| sanitises(&subject.planner)).unwrap_or(self)
+    }
+
     /// The snapshot that a subject maps.
     pub(crate) fn place(&self, subject: &Subject) -> Place<'_> {
         match self.pooled.as_ref().filter(|_| subject.in_pool) {
@@ -88,7 +97,8 @@ impl FrozenPlayer {
     /// keep the folio sizes of that run's planner in later runs on a full page cache.
     pub(crate) fn evict(&self) -> Result<(), CacheError> {
         let mut players = std::iter::once(self).chain(&self.others);
-        players.try_for_each(|player| SnapshotFiles::all(&player.snapshot)?.evict())
+        players.try_for_each(|player| SnapshotFiles::all(&player.snapshot)?.evict())?;
+        self.sanitised.as_ref().map_or(Ok(()), |player| player.evict())
     }
 
     /// Waits until the pool's manager has prepared everything that it prepares in advance, so that

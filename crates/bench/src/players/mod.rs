@@ -149,8 +149,21 @@ pub(crate) struct Prepared {
     /// How many replicas of any of the players fit into the pool; `None` without one.
     pub(crate) room: Option<u32>,
     pub(crate) host: Host,
-    /// Contains the snapshots, and is removed on drop.
-    _directory: TempDir,
+    /// They contain the snapshots, and are removed on drop.
+    directories: Vec<TempDir>,
+}
+
+impl Prepared {
+    /// Adds the planners of the same players in guests that zero what they free.
+    pub(crate) fn with_sanitised(mut self, sanitised: Self) -> Self {
+        for (player, sanitised) in self.players.iter_mut().zip(sanitised.players) {
+            player.sanitised = Some(Box::new(sanitised));
+        }
+        self.subjects.extend(sanitised.subjects);
+        self.left_out.extend(sanitised.left_out);
+        self.directories.extend(sanitised.directories);
+        self
+    }
 }
 
 impl PlayersConfig {
@@ -194,6 +207,7 @@ impl PlayersConfig {
                     inputs: inputs.iter().map(|input| input.name.clone()).collect(),
                     recorded_on: None,
                     others: Vec::new(),
+                    sanitised: None,
                 })
                 .collect();
             self.freeze(&copies, &inputs).map_err(|source| PlayersError::Freeze {
@@ -225,7 +239,8 @@ impl PlayersConfig {
                 selection::leave_out_without_room(&mut subjects, &mut left_out, room, microvms);
             }
         }
-        Ok(Prepared { players, subjects, left_out, room, host, _directory: directory })
+        let directories = vec![directory];
+        Ok(Prepared { players, subjects, left_out, room, host, directories })
     }
 
     /// Freezes a player into each place, each with content of its own. One freeze uses one

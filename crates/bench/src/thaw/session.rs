@@ -197,6 +197,7 @@ impl Session {
             let in_pool = subjects.iter().zip(&mut made).filter(|(subject, _)| subject.in_pool);
             for (subject, made) in in_pool {
                 for run in 1..=self.warm_up {
+                    let player = player.of(subject);
                     let turn = Turn { player, subject, cache, run, unchecked: false };
                     self.batch(&turn, made, interrupt)?;
                     done(player, subject);
@@ -205,6 +206,7 @@ impl Session {
             for round in 0..self.runs {
                 for index in shuffled(subjects.len(), &mut random) {
                     let subject = subjects[index];
+                    let player = player.of(subject);
                     let made = &mut made[index];
                     let run = self.warm_up + round + 1;
                     if self.shortened && round >= LONG_RUNS && are_long(&runs[index]) {
@@ -219,6 +221,7 @@ impl Session {
             }
             let mut rows = Vec::new();
             for (index, subject) in subjects.iter().enumerate() {
+                let player = player.of(subject);
                 let twins = twins(&subjects, subject);
                 let place = twins.iter().position(|&twin| twin == index).unwrap_or_default();
                 let head = RowHead {
@@ -234,6 +237,7 @@ impl Session {
                 rows.push(Row::of(head, &runs[index]).ok_or(SessionError::Nothing)?);
             }
             for ((subject, row), made) in subjects.iter().zip(&mut rows).zip(&mut made) {
+                let player = player.of(subject);
                 let started = || done(player, subject);
                 row.open_loop =
                     self.open_loop(player, subject, row.total_ms.median, made, interrupt, started)?;

@@ -23,7 +23,15 @@ fn subject(planner: &str) -> Subject {
 fn frozen(snapshot: PathBuf) -> FrozenPlayer {
     let trace = "t".to_owned();
     let inputs = vec![trace.clone(), "other".to_owned()];
-    FrozenPlayer { trace, snapshot, pooled: None, inputs, recorded_on: None, others: Vec::new() }
+    FrozenPlayer {
+        trace,
+        snapshot,
+        pooled: None,
+        inputs,
+        recorded_on: None,
+        others: Vec::new(),
+        sanitised: None,
+    }
 }
 
 /// A session with a program that logs each planner and prints a report.
