@@ -4,7 +4,7 @@ mod unix;
 
 use std::fmt;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -22,6 +22,9 @@ use unix::SocketFile;
 
 /// How long no connection is accepted after this process had no descriptor or memory for one.
 const PAUSE: Duration = Duration::from_millis(100);
+/// How long another process may keep the folder of a unix socket locked: every user who can open a
+/// folder can lock it.
+const LOCK_LIMIT: Duration = Duration::from_secs(5);
 
 /// Where a published port is on the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,12 +57,34 @@ pub enum PublishError {
     /// Two of them have the same address.
     #[error("{0} is published twice: give each published port another address of the host")]
     Twice(PublishedAddress),
+    /// Another of them has the port on all addresses, or on an address of which this is all.
+    #[error(
+        "cannot publish {address}: it overlaps {other}, which is published too; give one of them \
+         another port"
+    )]
+    Overlap {
+        /// The address.
+        address: PublishedAddress,
+        /// The one that has the port already.
+        other: PublishedAddress,
+    },
     /// Another program listens there.
     #[error(
         "cannot publish {0}: it is in use; choose another, or stop the program that listens there \
          (`ss -lxtnp` shows it)"
     )]
     InUse(PublishedAddress),
+    /// Another process has a lock of the folder.
+    #[error(
+        "cannot publish {address}: another process keeps {} locked (`lslocks` shows it); stop it, or \
+         choose a folder that other users cannot open", folder.display()
+    )]
+    Locked {
+        /// The address.
+        address: PublishedAddress,
+        /// The folder.
+        folder: PathBuf,
+    },
     /// The file is not a socket.
     #[error("cannot publish {0}: the file exists and is not a socket; choose another path")]
     NotSocket(PublishedAddress),
@@ -102,6 +127,18 @@ impl fmt::Display for PublishedAddress {
     }
 }
 
+impl PublishedAddress {
+    /// Whether a connection can be to both: they have a port in common, and one of them is on all
+    /// addresses or both are on the same one. `[::]` has the IPv4 addresses, too.
+    fn overlaps(&self, other: &Self) -> bool {
+        let (Self::Tcp(this), Self::Tcp(other)) = (self, other) else { return self == other };
+        let [ours, theirs] = [this, other].map(|address| address.ip().to_canonical());
+        let has =
+            |all: IpAddr, one: IpAddr| all.is_unspecified() && (all.is_ipv6() || one.is_ipv4());
+        this.port() == other.port() && (ours == theirs || has(ours, theirs) || has(theirs, ours))
+    }
+}
+
 impl FromStr for PublishedPort {
     type Err = PublishError;
 
@@ -139,7 +176,7 @@ impl PublishedPorts {
             if !is_any && opened.ports.iter().any(|other| other.address == address) {
                 return Err(PublishError::Twice(address));
             }
-            opened.add(address, guest_port)?;
+            opened.add(address, guest_port).map_err(|error| opened.explain(error))?;
         }
         Ok(opened)
     }
@@ -154,13 +191,23 @@ impl PublishedPorts {
         std::mem::take(&mut self.listeners)
     }
 
+    /// The system decides what is in use, because its settings do too (`net.ipv6.bindv6only`).
+    fn explain(&self, error: PublishError) -> PublishError {
+        let PublishError::InUse(address) = error else { return error };
+        let mut others = self.ports.iter().map(|port| &port.address);
+        match others.find(|other| other.overlaps(&address)).cloned() {
+            Some(other) => PublishError::Overlap { address, other },
+            None => PublishError::InUse(address),
+        }
+    }
+
     fn add(&mut self, address: PublishedAddress, guest_port: u16) -> Result<(), PublishError> {
         let (address, socket) = match &address {
             PublishedAddress::Tcp(to) => {
                 listen_tcp(*to).map_err(|error| PublishError::tcp(address, error))?
             }
             PublishedAddress::Unix(path) => {
-                let (socket, file) = unix::listen_unix(path)?;
+                let (socket, file) = unix::listen_unix(path, LOCK_LIMIT)?;
                 self.files.push(file);
                 (address, socket)
             }

@@ -96,6 +96,37 @@ fn an_address_is_published_once() {
 }
 
 #[test]
+fn addresses_that_overlap_are_named() {
+    for (one, other, expected) in [
+        ("0.0.0.0:80", "127.0.0.1:80", true),
+        ("0.0.0.0:80", "127.0.0.1:81", false),
+        ("0.0.0.0:80", "[::]:80", true),
+        ("0.0.0.0:80", "[::1]:80", false),
+        ("0.0.0.0:80", "[::ffff:127.0.0.1]:80", true),
+        ("[::]:80", "127.0.0.1:80", true),
+        ("[::]:80", "[::1]:80", true),
+        ("127.0.0.1:80", "[::ffff:127.0.0.1]:80", true),
+        ("127.0.0.1:80", "127.0.0.2:80", false),
+        ("127.0.0.1:80", "[::1]:80", false),
+    ] {
+        let [a, b] = [one, other].map(|text| PublishedAddress::Tcp(text.parse().unwrap()));
+        assert_eq!([a.overlaps(&b), b.overlaps(&a)], [expected; 2], "{one} {other}");
+    }
+
+    let free = TcpListener::bind("0.0.0.0:0").unwrap().local_addr().unwrap().port();
+    let [all, one] = [format!("0.0.0.0:{free}"), format!("127.0.0.1:{free}")];
+    for [first, second] in [[&all, &one], [&one, &all]] {
+        let texts = [format!("{first}:80"), format!("{second}:81")];
+        let error = PublishedPorts::open(texts.iter().map(String::as_str)).unwrap_err().to_string();
+        let expected = format!("cannot publish {second}: it overlaps {first}, which is published");
+        assert!(error.starts_with(&expected), "{error}");
+    }
+    // Different addresses have a port each.
+    let texts = [format!("127.0.0.1:{free}:80"), format!("127.0.0.2:{free}:81")];
+    PublishedPorts::open(texts.iter().map(String::as_str)).unwrap();
+}
+
+#[test]
 fn the_file_of_a_unix_socket_is_of_this_user_and_removed() {
     let folder = Folder::new("publish");
     let (path, text) = folder.socket();
@@ -130,6 +161,28 @@ fn the_file_of_a_unix_socket_is_of_this_user_and_removed() {
     assert!(matches!(PublishedPorts::open([nowhere.as_str()]), Err(PublishError::Listen { .. })));
     let long = format!("unix:{}/{}:80", folder.0.display(), "x".repeat(108));
     assert!(matches!(PublishedPorts::open([long.as_str()]), Err(PublishError::Listen { .. })));
+}
+
+/// Every user can lock `/tmp`.
+#[test]
+fn a_folder_that_another_process_keeps_locked_is_an_error() {
+    let folder = Folder::new("locked");
+    let (path, text) = folder.socket();
+    let lock = fs::File::open(&folder.0).unwrap();
+    lock.lock().unwrap();
+    let locked = unix::listen_unix(&path, Duration::from_millis(50)).unwrap_err().to_string();
+    let expected =
+        format!("unix:{}: another process keeps {} locked", path.display(), folder.0.display());
+    assert!(locked.contains(&expected), "{locked}");
+    assert!(!path.exists());
+
+    // A lock that is given back in time delays the socket.
+    let other = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(50));
+        drop(lock);
+    });
+    PublishedPorts::open([text.as_str()]).unwrap();
+    other.join().unwrap();
 }
 
 /// Waits for a connection.

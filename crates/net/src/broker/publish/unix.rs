@@ -5,6 +5,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, fchmod, flock};
 use rustix::io::Errno;
@@ -16,6 +18,8 @@ use super::{PublishError, PublishedAddress};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
+/// How long a lock that another process has is left alone.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// The file of a listening socket of this process; removed when dropped.
 #[derive(Debug)]
@@ -35,13 +39,20 @@ impl Drop for SocketFile {
 }
 
 /// Listens on a socket that this user alone can connect to. A file that a killed process has left
-/// is replaced.
-pub(super) fn listen_unix(path: &Path) -> Result<(OwnedFd, SocketFile), PublishError> {
+/// is replaced. Another process may keep the folder locked for `limit`.
+pub(super) fn listen_unix(
+    path: &Path,
+    limit: Duration,
+) -> Result<(OwnedFd, SocketFile), PublishError> {
     let address = || PublishedAddress::Unix(path.to_owned());
     let failed = |source| PublishError::Listen { address: address(), source };
     // Two processes that find the same old file do not remove each other's.
-    let folder = File::open(path.parent().unwrap_or(path)).map_err(failed)?;
-    flock(&folder, FlockOperation::LockExclusive).map_err(|errno| failed(errno.into()))?;
+    let parent = path.parent().unwrap_or(path);
+    let folder = File::open(parent).map_err(failed)?;
+    lock(&folder, limit).map_err(|errno| match errno {
+        Errno::AGAIN => PublishError::Locked { address: address(), folder: parent.to_owned() },
+        errno => failed(errno.into()),
+    })?;
     match fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => {
             return Err(PublishError::NotSocket(address()));
@@ -56,6 +67,17 @@ pub(super) fn listen_unix(path: &Path) -> Result<(OwnedFd, SocketFile), PublishE
     let file = SocketFile { path: path.to_owned(), id };
     listen(&socket, BACKLOG).map_err(|errno| failed(errno.into()))?;
     Ok((socket, file))
+}
+
+/// [`Errno::AGAIN`] if another process has the lock until the end.
+fn lock(folder: &File, limit: Duration) -> Result<(), Errno> {
+    let started = Instant::now();
+    loop {
+        match flock(folder, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::AGAIN) if started.elapsed() < limit => thread::sleep(LOCK_PAUSE),
+            locked => return locked,
+        }
+    }
 }
 
 fn new_socket(path: &Path) -> Result<OwnedFd, Errno> {
