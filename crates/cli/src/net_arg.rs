@@ -5,12 +5,13 @@ use std::str::FromStr;
 
 use clap::Args;
 use firn_base::{ParseSizeError, parse_size};
-use firn_net::{GuestNetwork, Policy, PublishedPort, PublishedPorts};
+use firn_net::{BrokerError, GuestNetwork, Policy, PublishedPort, PublishedPorts};
 use firn_run::{Descriptors, NetworkAddresses, NetworkSpec};
 use firn_vmm::{NetworkConfig, RateLimit, TokenBucket};
 use thiserror::Error;
 
 use crate::metadata_arg::MetadataArg;
+use crate::output::print_error;
 
 /// The smallest of IPv4 (RFC 791), which Linux's driver requires.
 const LEAST_MTU: u16 = 68;
@@ -245,7 +246,10 @@ impl NetArgs {
                 let addresses = network.addresses();
                 NetworkSpec { addresses, ..NetworkSpec::tap(name, descriptors)? }
             }
-            None => NetworkSpec::publishing(&policy, &mut ports, descriptors)?,
+            None => {
+                let report = |error: BrokerError| print_error(&error);
+                NetworkSpec::publishing(&policy, &mut ports, descriptors, report)?
+            }
         };
         let (to_guest, from_guest) = (network.to_guest, network.from_guest);
         let network = Some(NetworkSpec { to_guest, from_guest, ..spec });

@@ -54,8 +54,8 @@ mod table;
 mod tcp;
 
 pub use broker::{
-    Broker, NameError, ParseRuleError, PinTimes, Policy, PublishError, PublishedAddress,
-    PublishedPort, PublishedPorts, RuleCount, host_resolvers,
+    Broker, BrokerError, NameError, ParseRuleError, PinTimes, Policy, PublishError,
+    PublishedAddress, PublishedPort, PublishedPorts, RuleCount, host_resolvers,
 };
 pub use counters::Counters;
 pub use frame::HEADROOM;

@@ -6,8 +6,8 @@ use std::os::fd::OwnedFd;
 use firn_agent::protocol::{Ipv6Addresses, NetworkAddresses};
 use firn_base::ErrorChain;
 use firn_net::{
-    Broker, GuestNetwork, MetadataConfig, MetadataStore, PendingResets, Policy, PublishedPorts,
-    host_resolvers,
+    Broker, BrokerError, GuestNetwork, MetadataConfig, MetadataStore, PendingResets, Policy,
+    PublishedPorts, host_resolvers,
 };
 use firn_vmm::{Metadata, Network, NetworkEnd, RateLimit, RateLimiter, open_tap};
 use serde::{Deserialize, Serialize};
@@ -75,12 +75,16 @@ impl NetworkSpec {
     /// The user-mode network, without limits. A thread of this process, which begins when the
     /// descriptors have been sent, makes the sockets that the policy allows, and forwards DNS to
     /// this host's resolvers, if it has some. The report of the start has the policy's counters for
-    /// this guest.
+    /// this guest. `report` gets the error if the thread ends before the monitor.
     ///
     /// # Errors
     /// [`StartError::Session`]: a socket cannot be made.
-    pub fn proxy(policy: &Policy, descriptors: &mut Descriptors) -> Result<Self, StartError> {
-        Self::publishing(policy, &mut PublishedPorts::default(), descriptors)
+    pub fn proxy(
+        policy: &Policy,
+        descriptors: &mut Descriptors,
+        report: impl Fn(BrokerError) + Clone + Send + 'static,
+    ) -> Result<Self, StartError> {
+        Self::publishing(policy, &mut PublishedPorts::default(), descriptors, report)
     }
 
     /// The same with published ports: another thread of this process accepts their connections. The
@@ -92,10 +96,11 @@ impl NetworkSpec {
         policy: &Policy,
         ports: &mut PublishedPorts,
         descriptors: &mut Descriptors,
+        report: impl Fn(BrokerError) + Clone + Send + 'static,
     ) -> Result<Self, StartError> {
         let resolvers = || host_resolvers(RESOLVERS.as_ref()).unwrap_or_default();
         let policy = policy.for_guest();
-        let broker = Broker::prepare(policy.clone(), resolvers, ports);
+        let broker = Broker::prepare(policy.clone(), resolvers, ports, report);
         let (broker, begin) =
             broker.map_err(|error| StartError::session("start a network", error))?;
         descriptors.after_sending(begin);

@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use firn_base::ErrorChain;
-use firn_net::Policy;
+use firn_base::{ErrorChain, error_chain};
+use firn_net::{BrokerError, Policy};
 use firn_run::{Descriptors, NetworkAddresses, NetworkSpec, StartError};
 use firn_vmm::{OpenTapError, open_tap};
 
@@ -104,7 +104,11 @@ impl FunctionNetwork {
     fn connect(&self, descriptors: &mut Descriptors) -> Result<NetworkSpec, ConnectError> {
         match self {
             Self::Proxy(policy) => {
-                NetworkSpec::proxy(policy, descriptors).map_err(ConnectError::Start)
+                let report = |error: BrokerError| {
+                    let error = error_chain(&error);
+                    tracing::warn!(error, "a guest opens no more connections");
+                };
+                NetworkSpec::proxy(policy, descriptors, report).map_err(ConnectError::Start)
             }
             Self::Taps(taps) => taps.take(descriptors),
         }

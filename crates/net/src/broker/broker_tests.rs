@@ -1,13 +1,18 @@
 use std::fs;
 use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
 
 use super::wire::{Message, Request, SocketKind};
-use super::{BURST, Broker, MAX_PARKED, Policy, RATE, Rate, Routes, host_resolvers};
+use super::{
+    BURST, Broker, BrokerError, MAX_PARKED, Policy, PublishedPorts, RATE, Rate, Routes,
+    host_resolvers, retry_when_short,
+};
 
 /// Asks a broker and waits for the answer.
 fn ask(monitor: &OwnedFd, kind: SocketKind, to: &str) -> Result<OwnedFd, Errno> {
@@ -65,6 +70,40 @@ fn answers_that_are_not_received_are_bounded() {
         last = opened;
     }
     assert!((4..=32).contains(&last), "{last} sockets in flight");
+}
+
+/// The errors of a broker, which are complete when it has ended.
+fn errors_after(act: impl FnOnce(OwnedFd)) -> Vec<BrokerError> {
+    let (sender, errors) = mpsc::channel();
+    let mut ports = PublishedPorts::open(["127.0.0.1:0:80"]).unwrap();
+    let report = move |error| sender.send(error).unwrap();
+    let (monitor, begin) =
+        Broker::prepare(Policy::default(), Vec::new, &mut ports, report).unwrap();
+    begin().unwrap();
+    act(monitor);
+    errors.iter().collect()
+}
+
+/// The threads of a broker end together, even if the monitor keeps its end.
+#[test]
+fn a_broker_that_ends_before_its_monitor_reports_why() {
+    assert!(errors_after(drop).is_empty());
+    let mut kept = None;
+    let errors = errors_after(|monitor| {
+        send(&monitor, &[7; 5], SendFlags::empty()).unwrap();
+        kept = Some(monitor);
+    });
+    assert!(matches!(errors[..], [BrokerError::Protocol]), "{errors:?}");
+    let monitor = kept.unwrap();
+    poll(&mut [PollFd::new(&monitor, PollFlags::IN)], None).unwrap();
+    assert!(Message::receive(&monitor).is_err(), "the monitor sees the end");
+}
+
+#[test]
+fn a_call_is_made_again_while_the_system_is_short_of_memory() {
+    let mut answers = [Err(Errno::NOMEM), Err(Errno::NOBUFS), Ok(7)].into_iter();
+    assert_eq!(retry_when_short(|| answers.next().unwrap()), Ok(7));
+    assert_eq!(retry_when_short(|| Err::<(), _>(Errno::PIPE)), Err(Errno::PIPE));
 }
 
 /// Requests that depend on a name wait for it, as many as a monitor may have, and in vain no longer

@@ -32,7 +32,8 @@ use rustix::net::sockopt::{
     set_tcp_nodelay,
 };
 use rustix::net::{
-    AddressFamily, SocketFlags, SocketType, connect, ipproto, socket_with, socketpair,
+    AddressFamily, Shutdown, SocketFlags, SocketType, connect, ipproto, shutdown, socket_with,
+    socketpair,
 };
 
 use dns::{Forwarder, Pins};
@@ -58,6 +59,26 @@ const KEEPALIVE: Duration = Duration::from_secs(120);
 /// with the addresses that are known.
 const MAX_PARKED: usize = 64;
 const PARKED_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long a broker waits for memory or descriptors of the system before it tries again.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Why a broker has ended before its monitor.
+#[derive(Debug, thiserror::Error)]
+pub enum BrokerError {
+    /// The monitor has sent what no monitor sends.
+    #[error(
+        "a guest's network has ended, because its monitor broke the protocol: the guest may have \
+         taken it over; end the microVM"
+    )]
+    Protocol,
+    /// The socket to the monitor fails.
+    #[error("a guest's network has ended, because its socket failed; start the microVM again")]
+    Socket(#[source] io::Error),
+    /// The listeners, or the socket to the monitor, fail.
+    #[error("published ports are closed, because their sockets failed; start the microVM again")]
+    Listeners(#[source] io::Error),
+}
 
 /// Opens sockets for one guest.
 #[derive(Debug)]
@@ -89,15 +110,16 @@ impl Broker {
     /// # Errors
     /// The sockets or the thread cannot be made.
     pub fn start(policy: Policy, resolvers: Vec<SocketAddr>) -> io::Result<OwnedFd> {
-        let (monitor, begin) =
-            Self::prepare(policy, move || resolvers, &mut PublishedPorts::default())?;
+        let mut ports = PublishedPorts::default();
+        let (monitor, begin) = Self::prepare(policy, move || resolvers, &mut ports, drop)?;
         begin()?;
         Ok(monitor)
     }
 
     /// The monitor's end, and what begins the broker, which passes the connections to published
     /// ports too: the end can be sent first, and a start does not wait for a thread. The listeners
-    /// are closed with the broker. Its thread looks up the resolvers.
+    /// are closed with the broker. Its thread looks up the resolvers. `report` gets the error of a
+    /// thread that ends before the monitor.
     ///
     /// # Errors
     /// The sockets cannot be made; what begins fails if the threads cannot.
@@ -105,13 +127,21 @@ impl Broker {
         policy: Policy,
         resolvers: impl FnOnce() -> Vec<SocketAddr> + Send + 'static,
         ports: &mut PublishedPorts,
+        report: impl Fn(BrokerError) + Clone + Send + 'static,
     ) -> io::Result<(OwnedFd, impl FnOnce() -> io::Result<()> + Send + 'static)> {
         let (socket, monitor) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         set_socket_send_buffer_size(&socket, ANSWERS)?;
         let listeners = ports.take_listeners();
         let listener = if listeners.is_empty() { None } else { Some(socket.try_clone()?) };
-        let accept = listener.map(|socket| move || publish::accept_all(&socket, &listeners));
+        let accept = listener.map(|socket| {
+            let report = report.clone();
+            move || match publish::accept_all(&socket, &listeners) {
+                Ok(()) => {}
+                Err(errno) if is_end(errno) => {}
+                Err(errno) => report(BrokerError::Listeners(errno.into())),
+            }
+        });
         let serve = move || {
             let resolvers = resolvers();
             let forwarder = policy.has_names().then(|| Forwarder::new(resolvers.clone()));
@@ -119,7 +149,18 @@ impl Broker {
             let routes = Routes::default();
             let mut broker =
                 Self { socket, policy, resolvers, routes, rate, pins, forwarder, parked };
-            while broker.serve_next().is_ok() {}
+            let errno = loop {
+                if let Err(errno) = broker.serve_next() {
+                    break errno;
+                }
+            };
+            // The listeners have the socket, too. The monitor refuses the guest's connections.
+            let _ = shutdown(&broker.socket, Shutdown::Both);
+            match errno {
+                errno if is_end(errno) => {}
+                Errno::PROTO => report(BrokerError::Protocol),
+                errno => report(BrokerError::Socket(errno.into())),
+            }
         };
         let begin = move || {
             if let Some(accept) = accept {
@@ -141,7 +182,7 @@ impl Broker {
         let monitor = PollFd::new(&self.socket, PollFlags::IN);
         let mut polled: Vec<PollFd<'_>> =
             [monitor].into_iter().chain(forwarder.interests()).collect();
-        match poll(&mut polled, timeout.as_ref()) {
+        match retry_when_short(|| poll(&mut polled, timeout.as_ref())) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
         }
@@ -160,7 +201,7 @@ impl Broker {
     }
 
     fn answer_next(&mut self) -> Result<(), Errno> {
-        let request = Request::receive(&self.socket)?;
+        let request = retry_when_short(|| Request::receive(&self.socket))?;
         thread::sleep(self.rate.wait(Instant::now()));
         self.answer(Parked { request, until: Instant::now() + PARKED_LIMIT })
     }
@@ -172,9 +213,10 @@ impl Broker {
             return Ok(());
         };
         let id = parked.request.id;
-        match (Answer { id, socket }).send(&self.socket) {
+        let send = |answer: &Answer| retry_when_short(|| answer.send(&self.socket));
+        match send(&Answer { id, socket }) {
             // Other monitors of this user do not receive theirs (unix(7)).
-            Err(Errno::TOOMANYREFS) => Answer { id, socket: Err(Errno::MFILE) }.send(&self.socket),
+            Err(Errno::TOOMANYREFS) => send(&Answer { id, socket: Err(Errno::MFILE) }),
             sent => sent,
         }
     }
@@ -203,6 +245,22 @@ impl Broker {
             }
         }
     }
+}
+
+/// Makes a call again while the system has no memory for it. A call that is given up would leave
+/// the guest without new connections, or one of them without its answer.
+fn retry_when_short<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    loop {
+        match call() {
+            Err(Errno::NOMEM | Errno::NOBUFS) => thread::sleep(PAUSE),
+            result => return result,
+        }
+    }
+}
+
+/// Whether the monitor has closed its end.
+fn is_end(errno: Errno) -> bool {
+    matches!(errno, Errno::PIPE | Errno::CONNRESET)
 }
 
 /// A socket that is connected to `to`, or will be.

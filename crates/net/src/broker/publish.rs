@@ -12,17 +12,15 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{SocketFlags, accept_with};
 use serde::{Deserialize, Serialize};
 
-use super::set_options;
 use super::wire::Connection;
+use super::{PAUSE, retry_when_short, set_options};
 use unix::SocketFile;
 
-/// How long no connection is accepted after this process had no descriptor or memory for one.
-const PAUSE: Duration = Duration::from_millis(100);
-/// How long another process may keep the folder of a unix socket locked: every user who can open a
+/// How long another process may keep the folder of a unix socket locked: every user that can open a
 /// folder can lock it.
 const LOCK_LIMIT: Duration = Duration::from_secs(5);
 
@@ -242,7 +240,7 @@ pub(super) fn accept_all(monitor: &OwnedFd, listeners: &[Listener]) -> Result<()
         let mut fds: Vec<PollFd<'_>> = std::iter::once(PollFd::new(monitor, PollFlags::empty()))
             .chain(listeners.iter().map(|listener| PollFd::new(&listener.socket, PollFlags::IN)))
             .collect();
-        rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
+        retry_when_short(|| retry_on_intr(|| poll(&mut fds, None)))?;
         if !fds[0].revents().is_empty() {
             return Ok(());
         }
@@ -271,7 +269,8 @@ impl Listener {
             // The client has gone.
             return Ok(());
         }
-        match (Connection { guest_port: self.guest_port, socket }).send(monitor) {
+        let connection = Connection { guest_port: self.guest_port, socket };
+        match retry_when_short(|| connection.send(monitor)) {
             // Other monitors of this user do not receive theirs (unix(7)).
             Err(Errno::TOOMANYREFS) => Ok(()),
             sent => sent,

@@ -195,7 +195,7 @@ fn receive(monitor: &OwnedFd) -> Connection {
 }
 
 fn publishing(ports: &mut PublishedPorts) -> OwnedFd {
-    let (broker, begin) = Broker::prepare(Policy::default(), Vec::new, ports).unwrap();
+    let (broker, begin) = Broker::prepare(Policy::default(), Vec::new, ports, drop).unwrap();
     begin().unwrap();
     broker
 }

@@ -107,14 +107,16 @@ impl Request {
         retry_on_intr(|| send(&broker, &self.encode(), flags)).map(|_| ())
     }
 
-    /// Waits for the next one. The error is that of the socket: the monitor has closed it, or
-    /// breaks the protocol.
+    /// Waits for the next one. [`Errno::CONNRESET`] if the monitor has closed its end, and
+    /// [`Errno::PROTO`] if it breaks the protocol.
     pub(crate) fn receive(socket: impl AsFd) -> Result<Self, Errno> {
         let mut bytes = [0; REQUEST];
         // Descriptors that come with a message are not received.
         let (_, len) = retry_on_intr(|| recv(&socket, &mut bytes, RecvFlags::TRUNC))?;
-        if len != REQUEST {
-            return Err(Errno::PROTO);
+        match len {
+            REQUEST => {}
+            0 => return Err(Errno::CONNRESET),
+            _ => return Err(Errno::PROTO),
         }
         Self::decode(&bytes).ok_or(Errno::PROTO)
     }

@@ -159,7 +159,7 @@ pub(crate) fn start_broker(
     let resolvers = vec![format!("{HOST_V4}:5353").parse().unwrap(), dns_address()];
     host.run(move || {
         let mut ports = PublishedPorts::open(publish.iter().copied()).unwrap();
-        let (broker, begin) = Broker::prepare(policy, move || resolvers, &mut ports).unwrap();
+        let (broker, begin) = Broker::prepare(policy, move || resolvers, &mut ports, drop).unwrap();
         begin().unwrap();
         (broker, ports)
     })

@@ -49,7 +49,7 @@ pub(crate) fn broker() -> OwnedFd {
 /// A broker that publishes a port, and where.
 pub(crate) fn publishing(port: &str) -> (OwnedFd, SocketAddr, PublishedPorts) {
     let mut ports = PublishedPorts::open([port]).unwrap();
-    let (broker, begin) = Broker::prepare(Policy::default(), Vec::new, &mut ports).unwrap();
+    let (broker, begin) = Broker::prepare(Policy::default(), Vec::new, &mut ports, drop).unwrap();
     begin().unwrap();
     let PublishedAddress::Tcp(address) = ports.ports()[0].address else { panic!("{ports:?}") };
     (broker, address, ports)
@@ -148,6 +148,11 @@ impl Guest {
 
     fn poll_proxy(&mut self) {
         self.proxy.poll();
+        self.receive();
+    }
+
+    /// Takes the frames that the proxy has.
+    pub(crate) fn receive(&mut self) {
         while self.wire.to_guest.len() < 64
             && let Some((header, frame)) = self.proxy.receive(65_550)
         {

@@ -188,7 +188,8 @@ fn a_monitor_does_not_count_what_its_guest_reaches() {
     for has_network in [true, false] {
         let (_folder, mut monitor) = repeating(&message);
         let mut descriptors = Descriptors::default();
-        let network = has_network.then(|| NetworkSpec::proxy(&policy, &mut descriptors).unwrap());
+        let network =
+            has_network.then(|| NetworkSpec::proxy(&policy, &mut descriptors, drop).unwrap());
         let container = tempfile::tempfile().unwrap();
         let spec = spec("1".to_owned(), &mut descriptors, container);
         let host = HostSpec { network, ..HostSpec::default() };

@@ -41,7 +41,8 @@ fn start(folder: &Path, kvm: &OpenKvm, has_network: bool) -> [Duration; 2] {
     let networks = if has_network {
         let mut ports = PublishedPorts::default();
         let resolvers = || host_resolvers("/etc/resolv.conf".as_ref()).unwrap_or_default();
-        let (broker, _begin) = Broker::prepare(Policy::default(), resolvers, &mut ports).unwrap();
+        let (broker, _begin) =
+            Broker::prepare(Policy::default(), resolvers, &mut ports, drop).unwrap();
         let end = Some(NetworkEnd::Proxy(broker));
         vec![(NETWORK.to_owned(), Network { end, ..Network::default() })]
     } else {
