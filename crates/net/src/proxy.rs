@@ -354,7 +354,7 @@ impl Proxy {
             (true, _) => (SocketKind::Tcp, None),
             (false, _) => (SocketKind::Tcp, Some(key.remote)),
         };
-        let has_room = self.table.len() < MAX_FLOWS && self.requests.has_room();
+        let has_room = self.table.len() < MAX_FLOWS && self.requests.has_room(&self.table);
         let Some(to) = to.filter(|_| has_room) else {
             self.shared.counters.flows_refused += 1;
             self.reset_unknown(&key, syn);
@@ -362,7 +362,7 @@ impl Proxy {
         };
         let flow = self.new_flow(key, syn, now);
         let id = self.table.insert(key, Flow::Tcp(Box::new(flow)), now);
-        self.requests.ask(Request { id, kind, to });
+        self.requests.ask(Request { id, kind, to }, &self.table);
     }
 
     fn new_flow(&mut self, key: FlowKey, syn: &Segment<'_>, now: Instant) -> TcpFlow {
@@ -383,13 +383,13 @@ impl Proxy {
         let now = Instant::now();
         let id = match self.table.find(&key) {
             Some(id) => id,
-            None if self.table.len() < MAX_FLOWS && self.requests.has_room() => {
+            None if self.table.len() < MAX_FLOWS && self.requests.has_room(&self.table) => {
                 self.table.limit_datagram_flows(MAX_DATAGRAM_FLOWS, now, &mut self.shared);
                 let flow = DatagramFlow::new(key, kind, self.shared.resolver, now);
                 let (kind, to) = flow.target();
                 let id = self.table.insert(key, Flow::Datagram(Box::new(flow)), now);
                 self.shared.counters.flows_opened += 1;
-                self.requests.ask(Request { id, kind, to });
+                self.requests.ask(Request { id, kind, to }, &self.table);
                 id
             }
             None => {
@@ -409,7 +409,7 @@ impl Proxy {
             Sent::Done => {}
             Sent::NextResolver => {
                 let (kind, to) = flow.target();
-                self.requests.ask(Request { id, kind, to });
+                self.requests.ask(Request { id, kind, to }, &self.table);
             }
             Sent::Failed(errno) => {
                 self.refuse_datagram(&key, Unreachable::from_errno(errno));
@@ -426,14 +426,14 @@ impl Proxy {
                     continue;
                 }
             };
-            self.requests.send();
+            self.requests.send(&self.table);
             let id = answer.id;
             match answer.socket {
                 Ok(socket) => self.set_socket(id, socket, now),
                 Err(errno) => self.refuse(id, errno),
             }
         }
-        self.requests.send();
+        self.requests.send(&self.table);
         if self.requests.is_lost() {
             let is_asking = |flow: &Flow| match flow {
                 Flow::Tcp(flow) => flow.is_connecting(),

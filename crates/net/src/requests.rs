@@ -6,11 +6,14 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 
 use crate::broker::wire::{Message, Request};
+use crate::proxy::MAX_FLOWS;
+use crate::table::Table;
 
 /// Requests that the broker has and has not answered.
 const MAX_IN_FLIGHT: usize = 32;
-/// Requests that wait to be sent.
-const MAX_WAITING: usize = 16_384;
+/// Requests that wait to be sent, with those of flows that have ended: twice the flows, so that at
+/// least half of them have ended when these are removed.
+const MAX_WAITING: usize = 2 * MAX_FLOWS;
 
 /// Requests for sockets.
 #[derive(Debug)]
@@ -28,35 +31,37 @@ impl Requests {
     }
 
     /// Whether another request may wait.
-    pub(crate) fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&mut self, table: &Table) -> bool {
+        if self.waiting.len() >= MAX_WAITING {
+            self.waiting.retain(|request| table.has(request.id));
+        }
         self.broker.is_some() && self.waiting.len() < MAX_WAITING
     }
 
     /// A request to a broker that has ended has no answer.
-    pub(crate) fn ask(&mut self, request: Request) {
+    pub(crate) fn ask(&mut self, request: Request, table: &Table) {
         if self.broker.is_some() {
             self.waiting.push_back(request);
-            self.send();
+            self.send(table);
         }
     }
 
-    /// Sends what the broker has room for. An answer makes room, and so does its socket.
-    pub(crate) fn send(&mut self) {
+    /// Sends what the broker has room for. An answer makes room, and so does its socket. A request
+    /// is not sent if its flow has ended: the others do not wait for it.
+    pub(crate) fn send(&mut self, table: &Table) {
         let Some(broker) = &self.broker else { return };
         while self.in_flight < MAX_IN_FLIGHT
             && let Some(request) = self.waiting.front()
         {
-            match request.send(broker) {
-                Ok(()) => {
-                    self.waiting.pop_front();
-                    self.in_flight += 1;
-                }
-                Err(Errno::AGAIN) => return,
-                Err(_) => {
-                    self.broker = None;
+            if table.has(request.id) {
+                // If the broker has ended, its descriptor has an event. It is kept until then:
+                // what waits is refused with it.
+                if request.send(broker).is_err() {
                     return;
                 }
+                self.in_flight += 1;
             }
+            self.waiting.pop_front();
         }
     }
 

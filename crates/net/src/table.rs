@@ -129,6 +129,10 @@ impl Table {
         self.published_flows
     }
 
+    pub(crate) fn has(&self, id: u64) -> bool {
+        self.entries.contains_key(&id)
+    }
+
     pub(crate) fn find(&mut self, key: &FlowKey) -> Option<u64> {
         if let Some((last, id)) = &self.last
             && last == key

@@ -6,6 +6,7 @@ mod hostile;
 mod memory;
 mod metadata;
 mod published;
+mod requests;
 mod timeouts;
 
 use std::io::{Read, Write};
@@ -13,8 +14,7 @@ use std::net::{Ipv4Addr, Shutdown, TcpListener, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
-use firn_net::{GuestNetwork, NetworkState, Offloads, Proxy};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use firn_net::{NetworkState, Offloads};
 use smoltcp::socket::tcp::State;
 
 use crate::guest::{Guest, Link};
@@ -133,20 +133,6 @@ fn a_thaw_resets_the_connections_of_the_snapshot() {
         [open, opening].iter().all(|socket| guest.tcp(*socket).state() == State::Closed)
     });
     assert_eq!((guest.proxy.save().connections(), guest.proxy.resets_left()), (0, 0));
-}
-
-#[test]
-fn a_proxy_whose_broker_has_ended_refuses_connections() {
-    let mut guest = Guest::new(Link::default());
-    let (broker, other) =
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-    guest.proxy = Proxy::new(GuestNetwork::default(), broker).unwrap();
-    drop(other);
-    for refused in 1..3 {
-        guest.connect(LOCALHOST, 9);
-        guest.run(|guest| guest.proxy.counters().flows_refused == refused);
-    }
-    assert_eq!(guest.proxy.counters().flows, 0);
 }
 
 /// One descriptor for each socket is the monitor's; the broker keeps none.
