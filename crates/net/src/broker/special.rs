@@ -1,4 +1,4 @@
-//! The addresses that are not globally reachable.
+//! The addresses that are not globally reachable, or are not to be reached.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -9,11 +9,15 @@ use smoltcp::wire::{IpCidr, Ipv4Cidr, Ipv6Cidr};
 /// reachable here: 6to4 and Teredo addresses lead to the IPv4 address inside.
 ///
 /// <https://www.iana.org/assignments/iana-ipv4-special-registry>
+///
+/// 168.63.129.16 is in no registry: Azure serves its virtual machines there, with their credentials
+/// among other things (WireServer). Other clouds have addresses of the registries for that.
 pub(super) const IPV4: &[(Ipv4Addr, u8, bool)] = &[
     (Ipv4Addr::new(0, 0, 0, 0), 8, false),
     (Ipv4Addr::new(10, 0, 0, 0), 8, false),
     (Ipv4Addr::new(100, 64, 0, 0), 10, false),
     (Ipv4Addr::new(127, 0, 0, 0), 8, false),
+    (Ipv4Addr::new(168, 63, 129, 16), 32, false),
     (Ipv4Addr::new(169, 254, 0, 0), 16, false),
     (Ipv4Addr::new(172, 16, 0, 0), 12, false),
     (Ipv4Addr::new(192, 0, 0, 0), 24, false),
@@ -66,7 +70,7 @@ pub(super) const IPV6: &[(Ipv6Addr, u8, bool)] = &[
     (Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8, false),
 ];
 
-/// Whether IANA lists `address` as globally reachable, or does not list it as special.
+/// Whether IANA lists `address` as globally reachable, or no row lists it as special.
 pub(super) fn is_global(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(_) => longest_row(address, IPV4, |row| Ipv4Cidr::new(row.0, row.1).into()),

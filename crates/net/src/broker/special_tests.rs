@@ -134,6 +134,25 @@ fn the_registries_are_followed() {
     }
 }
 
+/// Where clouds serve their virtual machines.
+#[test]
+fn metadata_services_are_not_reachable() {
+    for address in [
+        "169.254.169.254",
+        "fd00:ec2::254",
+        "fd20:ce::254",
+        "169.254.170.2",
+        "100.100.100.200",
+        "192.0.0.192",
+        "168.63.129.16",
+    ] {
+        assert!(!is_global(address.parse().unwrap()), "{address}");
+    }
+    for beside in ["168.63.129.15", "168.63.129.17"] {
+        assert!(is_global(beside.parse().unwrap()), "{beside}");
+    }
+}
+
 #[test]
 fn an_ipv4_address_inside_is_a_destination() {
     let cases = [
