@@ -9,8 +9,8 @@ use crate::flow::{FlowKey, FlowProtocol};
 use crate::table::Flow;
 use crate::tcp::{TcpFlow, reset_socket};
 
-/// The most flows to published ports: a quarter of the descriptors that a monitor may have, so that
-/// what the guest opens finds some.
+/// The most flows to published ports: a small part of [`MAX_FLOWS`], so that what the guest opens
+/// finds the others.
 const MAX_PUBLISHED_FLOWS: usize = 512;
 /// The gateway's smallest port of such a flow: DNS is below.
 const FIRST_PORT: u16 = 1024;

@@ -72,7 +72,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// A frame with a TCP or UDP packet of `len` bytes to a server of the host.
-fn frame(protocol: IpProtocol, len: usize, fill: impl FnOnce(&mut [u8])) -> Vec<u8> {
+pub(crate) fn frame(protocol: IpProtocol, len: usize, fill: impl FnOnce(&mut [u8])) -> Vec<u8> {
     frame_to(LOCALHOST, protocol, len, fill)
 }
 
@@ -140,8 +140,8 @@ impl View {
 }
 
 fn check(counters: &Counters) {
-    // Three flows of 256 KiB in each direction.
-    assert!(counters.buffered_peak <= 3 * 2 * (260 << 10), "{counters:?}");
+    // Three flows: 512 KiB from the guest, and parts of chunks. The servers send less than that.
+    assert!(counters.buffered_peak <= 3 * (520 << 10), "{counters:?}");
     assert!(counters.flows <= 16_384, "{counters:?}");
 }
 
@@ -217,7 +217,7 @@ fn run(mut proxy: Proxy, server: SocketAddrV4, steps: Vec<Step>) {
     assert_eq!((proxy.counters().flows, proxy.counters().buffered), (0, 0));
 }
 
-fn udp(port: u16, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn udp(port: u16, payload: &[u8]) -> Vec<u8> {
     udp_to(LOCALHOST, port, payload)
 }
 
