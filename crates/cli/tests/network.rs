@@ -2,7 +2,7 @@
 //! of KVM.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -66,6 +66,30 @@ fn rules_that_are_not_valid_are_named() {
     }
     let rule = ["--net", "tap:t0", "--egress", "allow:10.0.0.0/8"];
     refused(boot(&rule), 1, &["--egress needs --net proxy"]);
+}
+
+#[test]
+fn ports_that_cannot_be_published_are_named() {
+    let has_kvm = firn_required::has("kvm", open_kvm(KVM_DEVICE.as_ref()).is_ok());
+    if !has_kvm {
+        return;
+    }
+    let port = TcpListener::bind("0.0.0.0:0").unwrap().local_addr().unwrap().port();
+    let [all, one] = [format!("0.0.0.0:{port}"), format!("127.0.0.1:{port}")];
+    let of = |first: &str, second: &str| {
+        let [first, second] = [format!("{first}:80"), format!("{second}:81")];
+        boot(&["--net", "proxy", "--publish", &first, "--publish", &second])
+    };
+    for [first, second] in [[&all, &one], [&one, &all]] {
+        let words = format!("firn: error: cannot publish {second}: it overlaps {first}, which is");
+        refused(of(first, second), 1, &[&words]);
+    }
+    refused(of(&one, &port.to_string()), 1, &[&format!("{one} is published twice")]);
+
+    let taken = TcpListener::bind(&one).unwrap();
+    let words = [&format!("cannot publish {one}: it is in use"), "`ss -lxtnp` shows it"];
+    refused(boot(&["--net", "proxy", "--publish", &format!("{port}:80")]), 1, &words);
+    drop(taken);
 }
 
 #[test]
