@@ -28,6 +28,12 @@ pub struct Captive<'a> {
     gate: &'a Gate,
 }
 
+/// All threads of a monitor, stopped until this is dropped. One of them makes calls.
+#[derive(Debug)]
+pub struct Held<'a> {
+    threads: Vec<Captive<'a>>,
+}
+
 /// What the kernel did with a call.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
@@ -81,6 +87,22 @@ impl Captive<'_> {
         assert_eq!(stopped, Some(signal));
     }
 
+    /// Stops the thread. `false` if it has ended.
+    fn hold(&self) -> bool {
+        match ptrace::attach(self.thread) {
+            Err(Errno::ESRCH) => return false,
+            attached => attached.unwrap(),
+        }
+        while self.stopped() != Some(Signal::SIGSTOP) {
+            ptrace::cont(self.thread, None).unwrap();
+        }
+        true
+    }
+
+    fn release(&self) {
+        ptrace::detach(self.thread, None).unwrap();
+    }
+
     /// Makes the thread call. `text` is placed in its memory, and its address is the argument
     /// `text.0`. `None` if the thread has ended.
     #[must_use]
@@ -90,13 +112,20 @@ impl Captive<'_> {
         arguments: [u64; 6],
         text: Option<(usize, &[u8])>,
     ) -> Option<Answer> {
-        match ptrace::attach(self.thread) {
-            Err(Errno::ESRCH) => return None,
-            attached => attached.unwrap(),
-        }
-        while self.stopped() != Some(Signal::SIGSTOP) {
-            ptrace::cont(self.thread, None).unwrap();
-        }
+        self.hold().then(|| {
+            let answer = self.call_held(number, arguments, text);
+            self.release();
+            answer
+        })
+    }
+
+    /// The same for a thread that is stopped, and stays so.
+    fn call_held(
+        &self,
+        number: c_long,
+        arguments: [u64; 6],
+        text: Option<(usize, &[u8])>,
+    ) -> Answer {
         let before = ptrace::getregs(self.thread).unwrap();
         let mut arguments = arguments;
         if let Some((argument, bytes)) = text {
@@ -122,8 +151,7 @@ impl Captive<'_> {
         }
         // As after every signal, the kernel has the thread make a call again that it was in.
         ptrace::setregs(self.thread, before).unwrap();
-        ptrace::detach(self.thread, None).unwrap();
-        Some(if denied { Answer::Denied } else { Answer::Returned(value) })
+        if denied { Answer::Denied } else { Answer::Returned(value) }
     }
 
     /// Lets the thread run on at a call of this number, or at an address that is not mapped.
@@ -137,5 +165,28 @@ impl Captive<'_> {
         regs.rip = call.map_or(0, |_| self.gate.address);
         ptrace::setregs(self.thread, regs).unwrap();
         ptrace::detach(self.thread, None).unwrap();
+    }
+}
+
+impl<'a> Held<'a> {
+    pub(crate) fn new(threads: impl Iterator<Item = Captive<'a>>) -> Self {
+        Self { threads: threads.filter(Captive::hold).collect() }
+    }
+
+    /// Makes a thread call, as [`Captive::call`] does. The others do not run meanwhile or after it.
+    #[must_use]
+    pub fn call(
+        &self,
+        number: c_long,
+        arguments: [u64; 6],
+        text: Option<(usize, &[u8])>,
+    ) -> Answer {
+        self.threads.first().unwrap().call_held(number, arguments, text)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.threads.iter().for_each(Captive::release);
     }
 }

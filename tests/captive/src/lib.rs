@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use libc::c_long;
 
-pub use captive::{Answer, Captive, Gate};
+pub use captive::{Answer, Captive, Gate, Held};
 
 const CURRENT: u64 = libc::AT_FDCWD.cast_unsigned() as u64;
 
@@ -165,6 +165,12 @@ impl Hostile {
         // One may end meanwhile.
         let name = |task: &PathBuf| read_to_string(task.join("comm")).unwrap_or_default();
         tasks.filter(|task| !name(task).starts_with("kvm-")).map(|task| number(&task)).collect()
+    }
+
+    /// Stops all of its threads, so that what a call makes another process send stays unread.
+    #[must_use]
+    pub fn hold(&self) -> Held<'_> {
+        Held::new(self.ids().into_iter().map(|thread| self.gate.captive(thread)))
     }
 
     /// Calls in each thread of the monitor; `check` gets each answer. `text` is placed in its

@@ -22,6 +22,7 @@ mod jail;
 mod marking;
 mod name_server;
 mod network;
+mod network_captive;
 mod network_clients;
 mod network_freezes;
 mod network_names;

@@ -1,5 +1,6 @@
 //! The network of functions.
 
+use std::io::Read;
 use std::net::Ipv4Addr;
 
 use firn_required::TapDevice;
@@ -25,6 +26,16 @@ def handler(event, context):
         return type(error).__name__
 ";
 
+/// How many connections of all guests a rule has decided.
+#[track_caller]
+fn decided(daemon: &Daemon, rule: &str) -> u64 {
+    let mut metrics = String::new();
+    daemon.send("GET", "/metrics", "").read_to_string(&mut metrics).unwrap();
+    let name = format!("firn_egress_connections_total{{rule=\"{rule}\"}} ");
+    let count = metrics.lines().find_map(|line| line.strip_prefix(&name));
+    count.unwrap_or_else(|| panic!("{metrics}")).parse().unwrap()
+}
+
 #[test]
 fn functions_reach_what_the_rules_allow() {
     with_taps(1, |port| {
@@ -38,6 +49,7 @@ fn functions_reach_what_the_rules_allow() {
         assert_eq!(daemon.settled("apart").body["State"], "Active");
         let ask = |function: &str, event| daemon.invoke(function, &event).body;
         // Booted, and thawed.
+        assert_eq!(decided(&daemon, &rule), 0);
         for function in ["client", "client:1"] {
             assert_eq!(ask(function, json!({"port": port, "text": "a"})), "a", "{function}");
             let denied = ask(function, json!({"port": port ^ 1, "text": "a"}));
@@ -46,6 +58,8 @@ fn functions_reach_what_the_rules_allow() {
         for function in ["apart", "apart:1"] {
             assert_eq!(ask(function, json!({})), json!(["lo"]), "{function}");
         }
+        assert_eq!(decided(&daemon, &rule), 2);
+        assert!(decided(&daemon, "default deny") >= 2);
         daemon.end();
     });
 }
