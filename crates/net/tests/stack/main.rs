@@ -15,6 +15,8 @@ use std::thread;
 use std::time::Duration;
 
 use firn_net::{NetworkState, Offloads};
+use rustix::process::{Gid, Uid, geteuid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use smoltcp::socket::tcp::State;
 
 use crate::guest::{Guest, Link};
@@ -74,6 +76,23 @@ fn bytes_return_with_every_offload_and_with_none() {
         let counters = guest.proxy.counters();
         assert_eq!((counters.dropped_invalid, counters.retransmissions), (0, 0), "{counters:?}");
     }
+}
+
+/// The engine and its broker need no rights.
+#[test]
+fn bytes_return_for_an_ordinary_user() {
+    const USER: u32 = 65534;
+    let transfers = || {
+        // Of this thread, and of those that it begins.
+        if geteuid().is_root() {
+            let (user, group) = (Uid::from_raw(USER), Gid::from_raw(USER));
+            set_thread_groups(&[]).unwrap();
+            set_thread_res_gid(group, group, group).unwrap();
+            set_thread_res_uid(user, user, user).unwrap();
+        }
+        transfer(Link::default(), 1 << 20);
+    };
+    thread::spawn(transfers).join().unwrap();
 }
 
 /// A guest that is short of memory drops frames.
