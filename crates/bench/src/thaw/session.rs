@@ -421,7 +421,12 @@ impl Session {
             run,
             source,
         };
-        let places: Vec<&FrozenPlayer> = std::iter::once(player).chain(&player.others).collect();
+        // Those that no microVM of the batch thaws are left as they are.
+        let places: Vec<&FrozenPlayer> = std::iter::once(player)
+            .chain(&player.others)
+            .zip(0..self.concurrency)
+            .map(|(place, _)| place)
+            .collect();
         let (mut files, mut free) = (Vec::new(), Vec::new());
         // A run reads no pages that were cached before it.
         let counts_free = !subject.in_pool && !subject.preloads && state == Cache::Cold;

@@ -231,6 +231,10 @@ fn microvms_and_their_snapshots_rotate_together() {
     assert_eq!((of(&first), of(other.to_str().unwrap())), (2, 1));
     assert_eq!(results.results[0].snapshots, 2);
     assert_eq!(results.results[0].batch_page_cache_bytes, 3 * 4096);
+    // One alone takes nothing of the other's snapshot.
+    let session = Session { concurrency: 1, ..session };
+    let results = session.run(host(directory.path()), 1, &interrupt, &Quiet).unwrap();
+    assert_eq!(results.results[0].batch_page_cache_bytes, 4096);
 }
 
 #[test]
