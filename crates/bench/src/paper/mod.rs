@@ -227,7 +227,9 @@ impl Runner<'_> {
             left_out,
         };
         let emulated = matches!(self.replays.shape, Shape::Storage(_));
-        let mut earlier = earlier.into_iter();
+        let ordered =
+            |earlier: &Outcome| self.config.order.is_none_or(|order| order == earlier.order);
+        let mut earlier = earlier.into_iter().filter(ordered);
         if let Some(earlier) = earlier.find(|earlier| earlier.continues_as(&outcome, emulated)) {
             outcome.continue_from(earlier);
         }

@@ -186,8 +186,9 @@ impl SystorConfig {
     ) -> Result<SystorOutcome, SystorError> {
         let (functions, candidates) = (self.functions(experiment)?, self.candidates(experiment)?);
         let mut outcome = SystorOutcome::new(experiment, self.runs)?;
-        let known: Vec<&SystorOutcome> =
-            known.iter().filter(|known| known.is_comparable(&outcome)).collect();
+        let ordered = |known: &&SystorOutcome| self.order.is_none_or(|order| order == known.order);
+        let comparable = known.iter().filter(|known| known.is_comparable(&outcome));
+        let known: Vec<&SystorOutcome> = comparable.filter(ordered).collect();
         let earlier = known.first().map(|known| known.order);
         outcome.order = self.order.or(earlier).unwrap_or_else(random_order);
         outcome.command = self.command(experiment.name);

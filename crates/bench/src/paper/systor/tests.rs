@@ -355,6 +355,12 @@ mod player {
         assert_eq!(fs::read_to_string(&log).unwrap(), started);
         assert_eq!((&again.cells, &again.noise), (&known[0].cells, &known[0].noise));
         assert_eq!(again.tiers, known[0].tiers[..2]);
+        drop(steps);
+        // Another order is another measurement.
+        let config = SystorConfig { order: Some(2), ..config };
+        let other = config.run(experiment, &known, &harness, |_| {}).unwrap();
+        assert_eq!(other.order, 2);
+        assert_ne!(fs::read_to_string(&log).unwrap(), started);
     }
 
     /// Fills a tier when a function's measurements begin.
