@@ -363,6 +363,18 @@ fn an_experiment_of_a_dax_file_system_is_refused_on_another() {
     assert!(text.contains("DAX") && text.contains(&path) && text.contains("dax-counts"), "{text}");
 }
 
+/// Results that are continued are read and written again.
+#[test]
+fn numbers_keep_their_digits() {
+    let mut outcome = outcome(Quantity::Total, &["1"]);
+    for median in [13.740239500000001, 0.23609668399617315, 97130.53711048159] {
+        outcome.sessions[0].rows[0].total_ms.median = median;
+        let json = serde_json::to_string(&outcome).unwrap();
+        let again: Outcome = serde_json::from_str(&json).unwrap();
+        assert_eq!(serde_json::to_string(&again).unwrap(), json);
+    }
+}
+
 #[test]
 fn a_line_has_a_gap_where_a_planner_was_not_measured() {
     let mut outcome = outcome(Quantity::Total, &["1", "2"]);
