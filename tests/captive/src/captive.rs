@@ -164,7 +164,7 @@ impl Captive<'_> {
         [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9] = arguments;
         regs.rip = call.map_or(0, |_| self.gate.address);
         ptrace::setregs(self.thread, regs).unwrap();
-        ptrace::detach(self.thread, None).unwrap();
+        self.release();
     }
 }
 

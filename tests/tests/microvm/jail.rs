@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::pool_thaws::{freeze_into, medium, serve as serve_pool};
 
 /// Threads that every monitor of a guest has: of devices, of a vCPU, and of orders.
-const THREADS: usize = 3;
+pub(crate) const THREADS: usize = 3;
 
 fn is_root() -> bool {
     firn_required::has("root", geteuid().is_root())

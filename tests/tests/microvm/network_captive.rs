@@ -17,10 +17,9 @@ use rustix::net::{
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use serde_json::json;
 
+use crate::jail::THREADS;
 use crate::network::with_taps;
 
-/// Threads of such a monitor: of devices, of a vCPU, and of orders.
-const THREADS: usize = 3;
 /// Bytes of a request and of an answer (`crates/net/src/broker/wire.rs`).
 const REQUEST: usize = 27;
 const ANSWER: usize = 12;

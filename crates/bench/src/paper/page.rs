@@ -87,8 +87,12 @@ fn fill(page: &str, mut read: impl FnMut(&str) -> io::Result<String>) -> Result<
 /// The text of a comment that names an experiment, by its paper.
 pub(super) fn table_name(line: &str) -> Option<&str> {
     let comment = line.trim_end().strip_prefix(BEGIN)?.strip_suffix(CLOSE)?;
-    let papers = ["pass-", "faasnap-", "snapbpf-", "systor-"];
-    papers.iter().any(|paper| comment.starts_with(paper)).then_some(comment)
+    is_of_paper(comment).then_some(comment)
+}
+
+/// Whether a name is that of an experiment, or begins with it.
+fn is_of_paper(name: &str) -> bool {
+    ["pass-", "faasnap-", "snapbpf-", "systor-"].iter().any(|paper| name.starts_with(paper))
 }
 
 impl Cell {

@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::paper::replays::Quantity;
@@ -15,9 +15,13 @@ fn filled(page: &str, results: &Outcome) -> Result<String, String> {
     fill(page, |_| Ok(serde_json::to_string(results)?))
 }
 
+fn documents() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")
+}
+
 #[test]
 fn tables_of_documents_are_those_of_the_committed_results() {
-    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results");
+    let results = documents().join("results");
     let (mut tables, mut wrong) = (0, Vec::new());
     for entry in fs::read_dir(&results).unwrap() {
         let path = entry.unwrap().path();
@@ -45,7 +49,7 @@ fn tables_of_documents_are_those_of_the_committed_results() {
 
 #[test]
 fn pictures_of_documents_are_those_of_the_committed_results() {
-    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results");
+    let results = documents().join("results");
     let read = |name: &String| fs::read_to_string(results.join(format!("{name}.json"))).ok();
     let mut pictures = 0;
     let mut check = |name: &str, picture: String| {
@@ -107,16 +111,13 @@ fn keys_of_the_committed_results_are_documented() {
             _ => {}
         }
     }
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let docs = documents();
     let page = fs::read_to_string(docs.join("reference/bench.md")).unwrap();
     let mut keys = BTreeSet::new();
     for entry in fs::read_dir(docs.join("results")).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-        let is_of_paper = ["pass-", "faasnap-", "snapbpf-", "systor-"]
-            .iter()
-            .any(|paper| name.starts_with(paper));
-        if is_of_paper && path.extension().is_some_and(|ending| ending == "json") {
+        if is_of_paper(&name) && path.extension().is_some_and(|ending| ending == "json") {
             let json = fs::read_to_string(&path).unwrap();
             collect(&serde_json::from_str(&json).unwrap(), &mut keys);
         }

@@ -3,12 +3,12 @@
 use std::fmt;
 
 use firn_base::format_bytes;
-use firn_memory::planners::{Store, parse};
 use firn_player::format::{FIRST_TIME_NS, time_class};
 
 use super::outcome::{Outcome, Place};
 use super::picture::classes;
 use super::replays::Quantity;
+use crate::players::replicates;
 use crate::stats::Summary;
 use crate::text::{markdown, number, with_interval};
 use crate::thaw::{Noise, Row};
@@ -103,8 +103,8 @@ const SPEED_UP: [Column; 2] = [
 /// What the microVMs of a run map of the pool at once: a replica each, or the extent that they
 /// share.
 fn batch_pool_bytes(row: &Row) -> u64 {
-    let has_replicas = parse(&row.planner).is_ok_and(|planner| planner.store() == Store::Replica);
-    let replicas = if has_replicas { row.at_once.unwrap_or(row.concurrency) } else { 1 };
+    let all = row.at_once.unwrap_or(row.concurrency);
+    let replicas = if replicates(&row.planner) { all } else { 1 };
     row.pool_bytes * u64::from(replicas)
 }
 

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use firn_memory::planners::{Store, parse};
+use firn_memory::planners::parse;
 use firn_pool::{Client, ClientError};
 
-use super::selection::sanitises;
+use super::selection::{replicates, sanitises};
 use crate::cache::{CacheError, SnapshotFiles};
 
 /// The longest time that a manager takes to notice a closed connection.
@@ -38,7 +38,7 @@ impl Subject {
 
     /// Whether each of its microVMs runs in a replica of its own.
     pub(crate) fn replicates(&self) -> bool {
-        parse(&self.planner).is_ok_and(|planner| planner.store() == Store::Replica)
+        replicates(&self.planner)
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) use frozen::Place;
 pub use frozen::{FrozenPlayer, PooledPlayer, Subject};
 pub(crate) use pool::{PoolPlayers, PoolUsage};
 pub use selection::LeftOut;
-pub(crate) use selection::sanitises;
+pub(crate) use selection::{replicates, sanitises};
 
 use crate::harness::Harness;
 use crate::host::{Host, HostError, medium_of_pool};

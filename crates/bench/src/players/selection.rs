@@ -32,6 +32,11 @@ pub(crate) fn sanitises(planner: &str) -> bool {
     planner.starts_with(SANITISES)
 }
 
+/// Whether each microVM of a planner runs in a replica of its own.
+pub(crate) fn replicates(planner: &str) -> bool {
+    parse(planner).is_ok_and(|planner| planner.store() == Store::Replica)
+}
+
 /// Every planner that a list can select, also those that lack something so far.
 pub(super) fn candidates(
     list: &str,

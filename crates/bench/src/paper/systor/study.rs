@@ -139,15 +139,11 @@ impl Study<'_> {
     }
 
     fn session(&self, prepared: &Prepared, microvms: u32, warm: bool) -> Session {
-        let mut players = prepared.players.clone();
-        for player in &mut players {
-            player.others.truncate(usize::try_from(microvms - 1).unwrap_or_default());
-        }
         Session {
             program: self.harness.program.clone(),
             // The limits of an emulated disk are those of this process's group.
             jails: Jails::in_one_group(),
-            players,
+            players: prepared.players.clone(),
             subjects: prepared.subjects.clone(),
             runs: self.config.runs,
             warm_up: 0,
