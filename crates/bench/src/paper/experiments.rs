@@ -444,8 +444,8 @@ pub static EXPERIMENTS: [Experiment; 36] = [
             same_input: SYNTHETIC,
             shape: Shape::Storage(DISKS),
             remarks: &[
-                "The disks are emulated: a loop device over memory with the paper's limits of reads and bytes. The latency of \
-                 the EBS volume is not in the paper, and not emulated.",
+                "The disks are emulated: a compressed disk in memory (zram) with the paper's limits of reads and bytes. The \
+                 latency of the EBS volume is not in the paper, and not emulated.",
             ],
             ..Replays::ONE
         }]),

@@ -30,7 +30,7 @@ fn reads_of_one_device_are_found_among_others() {
 fn can_emulate() -> bool {
     let root = firn_required::has("root", rustix::process::geteuid().is_root());
     // Control groups of version 1 are a property of the host that nothing else here needs.
-    root && controller().is_ok() && Path::new("/dev/loop-control").exists()
+    root && controller().is_ok() && load_zram().is_ok()
 }
 
 #[test]
@@ -40,6 +40,7 @@ fn limits_are_of_the_device_and_leave_with_it() {
     }
     let disk = EmulatedDisk::make(64 << 20).unwrap();
     let (path, number) = (disk.path().to_owned(), disk.device.number.clone());
+    let device = device_path(disk.device.index);
     let limits = disk.device.controller.join("blkio.throttle.read_iops_device");
     let rule = format!("{number} 1234");
     let has = |rule: &str| fs::read_to_string(&limits).unwrap().lines().any(|line| line == rule);
@@ -48,7 +49,24 @@ fn limits_are_of_the_device_and_leave_with_it() {
     assert!(has(&rule));
     fs::write(path.join("file"), "content").unwrap();
     drop(disk);
-    assert!(!has(&rule) && !path.exists());
+    assert!(!has(&rule) && !path.exists() && !device.exists());
+}
+
+#[test]
+fn what_a_killed_process_left_is_removed_and_what_is_in_use_stays() {
+    if !can_emulate() {
+        return;
+    }
+    let used = Device::make(64 << 20).unwrap();
+    let mut left = Device::make(64 << 20).unwrap();
+    // Another disk may take the index, but not the number in the order of all disks.
+    let disk = |index| fs::read_to_string(format!("/sys/block/zram{index}/diskseq")).ok();
+    let (index, before) = (left.index, disk(left.index));
+    left.file = None;
+    std::mem::forget(left);
+    remove_left();
+    assert_ne!(disk(index), before);
+    assert!(has_label(&device_path(used.index)));
 }
 
 #[test]
@@ -57,18 +75,18 @@ fn removed_files_give_their_memory_back() {
         return;
     }
     let disk = EmulatedDisk::make(64 << 20).unwrap();
-    let stat = format!("/sys/dev/block/{}/stat", disk.device.number);
-    // Sectors of 512 bytes: the 14th number of Documentation/block/stat.rst.
-    let discarded = || {
-        let text = fs::read_to_string(&stat).unwrap();
-        text.split_whitespace().nth(13).unwrap().parse::<u64>().unwrap()
+    // The first number of mm_stat in the kernel's zram.rst: bytes that are stored.
+    let stored = || {
+        let stat = format!("/sys/block/zram{}/mm_stat", disk.device.index);
+        let text = fs::read_to_string(stat).unwrap();
+        text.split_whitespace().next().unwrap().parse::<u64>().unwrap()
     };
     let path = disk.path().join("file");
     fs::write(&path, vec![1; 8 << 20]).unwrap();
-    fs::File::open(&path).unwrap().sync_all().unwrap();
-    let before = discarded();
+    File::open(&path).unwrap().sync_all().unwrap();
+    let before = stored();
     fs::remove_file(&path).unwrap();
-    assert!(discarded() - before >= (8 << 20) / 512);
+    assert!(before - stored() >= 8 << 20);
 }
 
 /// The module is named so that the tests that need a KVM are found.

@@ -271,7 +271,7 @@ impl Media {
             ..TierUse::new(
                 name.name(),
                 Realisation::Emulated,
-                "ext4 on a loop device over memory, limited in the root blkio group",
+                "ext4 on a compressed disk in memory (zram), limited in the root blkio group",
             )
         };
         Ok(ActiveTier { used, place: Place::Disk(disk) })
