@@ -59,7 +59,7 @@ pub mod trace;
 pub mod uffd;
 mod verify;
 
-pub use bpf::{BpfCost, BpfCosts, BpfError, Prefetch};
+pub use bpf::{BpfCost, BpfCosts, BpfError, Prefetch, ReadDelay};
 pub use executor::{
     AfterResume, ExecuteError, ExecuteReport, Executed, ImageSource, Sources, StepError,
     StepReport, execute, execute_in,

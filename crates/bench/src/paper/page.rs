@@ -10,15 +10,20 @@
 //! - `<!-- NAME | TIME -->`, `<!-- NAME | TIME | FUNCTION FUNCTION -->`: a time of an experiment of
 //!   SYSTOR '22 by tier, of all functions or of some; for TIME also `classes` or `working sets`.
 //!
+//! A file of `SESSIONS` has results of `firn bench thaw`, and `NAME/SESSION` is one of its
+//! sessions; `NAME/SESSION*` are those whose names begin so.
+//!
 //! Documents are written by hand, so this is used by tests alone, and by `make result-pages`.
 
 use std::io;
 
 use firn_base::{PAGE_SIZE, format_bytes};
 use firn_memory::trace::Access;
+use serde_json::{Value, json};
 
 use super::outcome::Outcome;
 use super::picture::names;
+use super::replays::Quantity;
 use super::systor::SystorOutcome;
 use super::text::Cell;
 use crate::host::Host;
@@ -29,6 +34,8 @@ use crate::traces::load;
 const BEGIN: &str = "<!-- ";
 const CLOSE: &str = " -->";
 pub(super) const END: &str = "<!-- end -->";
+/// Files with sessions of `firn bench thaw` that are not of a paper.
+const SESSIONS: [&str; 3] = ["bursts", "granules", "tails"];
 /// The columns of a table that has a row for each budget.
 const CARRIED: &str = "microVMs";
 const TO_CHEAPEST: &str = "to the cheapest";
@@ -44,9 +51,20 @@ impl Results {
     fn of_json(name: &str, json: &str) -> serde_json::Result<Self> {
         Ok(if name.starts_with("systor-") {
             Self::Tiers(serde_json::from_str(json)?)
-        } else {
+        } else if is_of_paper(name) {
             Self::Replays(serde_json::from_str(json)?)
+        } else {
+            Self::Replays(serde_json::from_value(as_experiment(serde_json::from_str(json)?))?)
         })
+    }
+
+    /// Leaves out all sessions but those of a name, or of a beginning of names before `*`.
+    fn retain(&mut self, session: &str) {
+        let begins =
+            |name: &str| session.strip_suffix('*').is_some_and(|all| name.starts_with(all));
+        if let Self::Replays(results) = self {
+            results.sessions.retain(|place| place.name == session || begins(&place.name));
+        }
     }
 
     /// The text of a comment's parts after the name.
@@ -70,10 +88,15 @@ fn fill(page: &str, mut read: impl FnMut(&str) -> io::Result<String>) -> Result<
         filled.push_str(line);
         let Some(comment) = table_name(line) else { continue };
         let mut parts = comment.split(" | ");
-        let (name, column, more) = (parts.next().unwrap_or_default(), parts.next(), parts.next());
+        let (place, column, more) = (parts.next().unwrap_or_default(), parts.next(), parts.next());
+        let (name, session) =
+            place.split_once('/').map_or((place, None), |(name, session)| (name, Some(session)));
         let results = read(name).and_then(|json| Ok(Results::of_json(name, &json)?));
-        let results =
+        let mut results =
             results.map_err(|error| format!("cannot read the results of {name}: {error}"))?;
+        if let Some(session) = session {
+            results.retain(session);
+        }
         let text = results.text(column, more);
         let text = text.ok_or_else(|| format!("the results have no table {comment:?}"))?;
         filled.push_str(&format!("\n{text}\n{END}\n"));
@@ -84,10 +107,28 @@ fn fill(page: &str, mut read: impl FnMut(&str) -> io::Result<String>) -> Result<
     Ok(filled)
 }
 
-/// The text of a comment that names an experiment, by its paper.
+/// The text of a comment that names a file of results.
 pub(super) fn table_name(line: &str) -> Option<&str> {
     let comment = line.trim_end().strip_prefix(BEGIN)?.strip_suffix(CLOSE)?;
-    is_of_paper(comment).then_some(comment)
+    let name = comment.split([' ', '/']).next()?;
+    (is_of_paper(name) || SESSIONS.contains(&name)).then_some(comment)
+}
+
+/// Sessions of `firn bench thaw`, one or several, as the places of an experiment.
+fn as_experiment(mut file: Value) -> Value {
+    let sessions = match file["sessions"].take() {
+        Value::Array(sessions) => sessions,
+        _ => vec![file.clone()],
+    };
+    let place = |mut session: Value| {
+        let name = session["name"].as_str().unwrap_or_default().to_owned();
+        json!({ "name": name, "rows": session["results"].take() })
+    };
+    let places: Vec<Value> = sessions.into_iter().map(place).collect();
+    json!({
+        "name": "", "source": "", "title": "", "quantity": Quantity::Total, "host": file["host"],
+        "sessions": places, "left_out": {},
+    })
 }
 
 /// Whether a name is that of an experiment, or begins with it.
@@ -120,7 +161,8 @@ impl Outcome {
     /// that each number is divided by.
     fn by_planner(&self, column: &str, base: Option<&str>) -> Option<String> {
         let (head, entries) = self.entries(column)?;
-        let planners = names(entries.iter().map(|entry| entry.planner));
+        let has = |entry: &&Entry<'_>| !matches!(entry.cell, Cell::Empty);
+        let planners = names(entries.iter().filter(has).map(|entry| entry.planner));
         let base = match base {
             Some(base) => Some(*planners.iter().find(|planner| short(planner, &planners) == base)?),
             None => None,
@@ -160,8 +202,8 @@ impl Outcome {
             row.resize(head.len(), String::new());
             rows.push(row.into_iter().chain(planners.iter().map(mean)).collect());
         }
-        let short = planners.iter().map(|planner| short(planner, &planners));
-        let head: Vec<&str> = head.into_iter().chain(short).collect();
+        let short: Vec<String> = planners.iter().map(|planner| short(planner, &planners)).collect();
+        let head: Vec<&str> = head.into_iter().chain(short.iter().map(String::as_str)).collect();
         Some(markdown(&head, &rows))
     }
 
@@ -193,8 +235,7 @@ impl Outcome {
                 Some((vec!["function", "budget", "pool as"], rows.collect()))
             }
             column => {
-                let columns = self.columns();
-                let (_, cell) = columns.into_iter().find(|(head, _)| *head == column)?;
+                let (_, cell) = self.column(column)?;
                 let places = self.sessions.len();
                 let rows = self.rows().map(|(place, row)| {
                     let place_name = Some(place.name.clone()).filter(|_| places > 1);
@@ -215,6 +256,7 @@ impl Outcome {
         self.histogram_markdown()
             .or_else(|| self.programs_markdown())
             .or_else(|| self.kernel_faults_markdown())
+            .or_else(|| self.open_loop_markdown())
     }
 
     /// How many of the pages that its functions touch were free at the freeze, so that the guest
@@ -254,11 +296,21 @@ impl Outcome {
     }
 }
 
-/// A planner's name without its options, if it is the only one of that name.
-fn short<'a>(planner: &'a str, all: &[&str]) -> &'a str {
-    let name = |planner: &'a str| planner.split(':').next().unwrap_or(planner);
-    let same = all.iter().filter(|other| other.split(':').next() == Some(name(planner))).count();
-    if same == 1 { name(planner) } else { planner }
+/// A planner's name with those of its options that another one of that name has not.
+fn short(planner: &str, all: &[&str]) -> String {
+    let (name, options) = with_options(planner);
+    let is_in_all = |option: &&str| {
+        let same = all.iter().map(|other| with_options(other));
+        let mut same = same.filter(|(other, _)| *other == name);
+        same.all(|(_, options)| options.split(',').any(|other| other == *option))
+    };
+    let options = options.split(',').filter(|option| !option.is_empty());
+    let own: Vec<&str> = options.filter(|option| !is_in_all(option)).collect();
+    if own.is_empty() { name.to_owned() } else { format!("{name}:{}", own.join(",")) }
+}
+
+fn with_options(planner: &str) -> (&str, &str) {
+    planner.split_once(':').unwrap_or((planner, ""))
 }
 
 fn geometric_mean(values: &[f64]) -> f64 {

@@ -44,6 +44,8 @@ pub enum Verdict {
     Partly(&'static str),
     /// They differ.
     Differs(&'static str),
+    /// The hosts lack what would show it; the text has what agrees or differs in spite of that.
+    CannotShow(&'static str),
 }
 
 impl fmt::Display for Verdict {
@@ -53,6 +55,7 @@ impl fmt::Display for Verdict {
             Self::Agrees(text) => write!(f, "agrees: {text}"),
             Self::Partly(text) => write!(f, "agrees in part: {text}"),
             Self::Differs(text) => write!(f, "differs: {text}"),
+            Self::CannotShow(text) => write!(f, "cannot show: {text}"),
         }
     }
 }
@@ -158,6 +161,7 @@ pub fn document() -> String {
     let agree = count(|verdict| matches!(verdict, Verdict::Agrees(_)));
     let partly = count(|verdict| matches!(verdict, Verdict::Partly(_)));
     let differ = count(|verdict| matches!(verdict, Verdict::Differs(_)));
+    let unshown = count(|verdict| matches!(verdict, Verdict::CannotShow(_)));
     let all = EXPERIMENTS.len();
     let rows = EXPERIMENTS.iter().map(|experiment| {
         let Experiment { name, source, title, verdict, measured, .. } = experiment;
@@ -172,7 +176,8 @@ pub fn document() -> String {
     let head = ["source", "title", "name", "verdict", "measured"];
     let table: Vec<String> = markdown_rows(&head, rows);
     format!(
-        "Of {all} experiments {agree} agree, {partly} agree in part and {differ} differ.\n\n{}\n",
+        "Of {all} experiments {agree} agree, {partly} agree in part, {differ} differ, and {unshown} need other hosts.\n\n\
+         {}\n",
         table.join("\n")
     )
 }

@@ -11,7 +11,7 @@ use super::replays::Quantity;
 use crate::players::replicates;
 use crate::stats::Summary;
 use crate::text::{markdown, number, with_interval};
-use crate::thaw::{Noise, Row};
+use crate::thaw::{Noise, OpenLoop, Row};
 
 /// A column of a table of rows: its head, and its cell for a row at a place.
 pub(super) type Column = (&'static str, fn(&Place, &Row) -> Cell);
@@ -95,6 +95,21 @@ const FETCH: [Column; 6] = [
     SLOW,
     KVM_FAULTS,
 ];
+/// Columns for sessions that are not of a paper's experiment. Only documents have them. Copies and
+/// pool are a copy or a replica for each microVM, and the extent of the snapshot.
+const OF_SESSIONS: [Column; 5] = [
+    PARTS[0],
+    PARTS[1],
+    ("copies and pool", |place, row| {
+        let of_trace = place.rows.iter().filter(|other| other.trace == row.trace);
+        let extent = of_trace.map(|other| other.pool_bytes).max().unwrap_or_default();
+        let replica = if replicates(&row.planner) { row.pool_bytes } else { 0 };
+        let all = extent + (row.copy_bytes + replica) * u64::from(at_once(row));
+        if row.pool_bytes == 0 { Cell::Empty } else { Cell::Bytes(all) }
+    }),
+    ("a copy", |_, row| Cell::Bytes(row.copy_bytes)),
+    ("a ready clone", |_, row| Cell::bytes(row.ready_bytes)),
+];
 const SPEED_UP: [Column; 2] = [
     ("speed-up", |place, row| Outcome::speed_up(place, row).map_or(Cell::Empty, Cell::Count)),
     READ_BY_FAULTS,
@@ -103,9 +118,12 @@ const SPEED_UP: [Column; 2] = [
 /// What the microVMs of a run map of the pool at once: a replica each, or the extent that they
 /// share.
 fn batch_pool_bytes(row: &Row) -> u64 {
-    let all = row.at_once.unwrap_or(row.concurrency);
-    let replicas = if replicates(&row.planner) { all } else { 1 };
+    let replicas = if replicates(&row.planner) { at_once(row) } else { 1 };
     row.pool_bytes * u64::from(replicas)
+}
+
+fn at_once(row: &Row) -> u32 {
+    row.at_once.unwrap_or(row.concurrency)
 }
 
 /// A row's planner, and how many of its microVMs ran together if others waited.
@@ -159,6 +177,12 @@ impl Outcome {
         self.sessions.iter().flat_map(|place| place.rows.iter().map(move |row| (place, row)))
     }
 
+    /// A column of any table of rows.
+    pub(super) fn column(&self, name: &str) -> Option<Column> {
+        let columns = self.columns().into_iter().chain(OF_SESSIONS);
+        columns.into_iter().find(|(head, _)| *head == name)
+    }
+
     /// The columns of the table of rows.
     pub(super) fn columns(&self) -> Vec<Column> {
         let more: &[Column] = match self.quantity {
@@ -198,6 +222,29 @@ impl Outcome {
             std::iter::once(name).chain(rows.iter().map(cell)).collect::<Vec<_>>()
         });
         Some(markdown(&head, &lines.collect::<Vec<_>>()))
+    }
+
+    /// Starts at random intervals.
+    pub(super) fn open_loop_markdown(&self) -> Option<String> {
+        let head = [
+            "planner",
+            "runs: median, ms",
+            "starts: median, ms",
+            "p95",
+            "largest",
+            "p95 / median of the runs",
+            "fallbacks",
+        ];
+        let row = |row: &Row| {
+            let OpenLoop { total_ms, p95_to_idle_median, fallbacks, .. } =
+                row.open_loop.as_ref()?;
+            let times = [row.total_ms.median, total_ms.median, total_ms.p95, total_ms.max];
+            let numbers = times.into_iter().chain([*p95_to_idle_median]).map(number);
+            let first = std::iter::once(row.planner.clone());
+            Some(first.chain(numbers).chain([fallbacks.to_string()]).collect())
+        };
+        let rows: Vec<Vec<String>> = self.rows().filter_map(|(_, of)| row(of)).collect();
+        (!rows.is_empty()).then(|| markdown(&head, &rows))
     }
 
     pub(super) fn programs_markdown(&self) -> Option<String> {

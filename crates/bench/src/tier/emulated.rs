@@ -3,11 +3,13 @@
 //! A read of zram is done by the thread that asks for it, in 4 to 6 µs (Linux,
 //! Documentation/admin-guide/blockdev/zram.rst). A loop device over memory reads in a kernel
 //! worker, so there a read takes two wake-ups of a processor too: 33 to 90 µs in a virtual machine.
+//! A BPF program delays each read by what the emulated disk takes longer ([`ReadDelay`]).
 //!
-//! blk-throttle (cgroup version 1) limits a device for the tasks of one group. KVM may read a page
+//! blk-throttle (cgroup version 1) limits the rates of a device for the tasks of one group. KVM may read a page
 //! of a guest in a kernel worker instead of the monitor's thread. Both are in the root group, so
 //! the rule is one of the root group. The device is dedicated, so the rule affects nothing else.
 
+use std::cell::RefCell;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -17,6 +19,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use firn_base::PAGE_SIZE;
+use firn_memory::{BpfError, ReadDelay};
 use procfs::ProcError;
 use procfs::process::Process;
 use serde::{Deserialize, Serialize};
@@ -82,6 +85,9 @@ pub enum EmulateError {
         /// The error of the operating system.
         source: io::Error,
     },
+    /// Reads cannot be delayed.
+    #[error("cannot emulate a disk: cannot delay its reads")]
+    Delay(#[from] BpfError),
     /// A program failed.
     #[error("cannot emulate a disk: {program} failed: {output}")]
     Program {
@@ -96,6 +102,7 @@ pub enum EmulateError {
 #[derive(Debug)]
 pub(crate) struct EmulatedDisk {
     mount: PrivateMount,
+    delay: RefCell<Option<ReadDelay>>,
     device: Device,
 }
 
@@ -107,21 +114,18 @@ struct Device {
     index: u32,
     /// Open, so that it cannot be removed as one that was left.
     file: Option<File>,
-    /// `MAJOR:MINOR`.
-    number: String,
+    major: u32,
+    minor: u32,
     controller: PathBuf,
 }
 
 impl DiskParameters {
-    /// The limits that give these parameters on a device whose reads take `own_latency_ns`.
-    /// blk-throttle has no latency, so a rate stands for it: with one reader the mean time of a
-    /// read is the parameter. A device that is as fast as the parameter by itself has no such
-    /// limit. `depth` is the number of readers that the limit is for.
-    pub(crate) fn throttle(&self, own_latency_ns: f64, depth: u32) -> Throttle {
-        let slower = self.latency_ns > 2.0 * own_latency_ns;
-        let iops = whole(1e9 * f64::from(depth) / self.latency_ns);
+    /// The limits of a disk that `readers` at once saturate. One reader needs no limit on the rate:
+    /// the latency of each read is one.
+    pub(crate) fn throttle(&self, readers: u32) -> Throttle {
+        let rate = whole(1e9 * f64::from(readers) / self.latency_ns);
         Throttle {
-            read_iops: slower.then_some(iops),
+            read_iops: (readers > 1).then_some(rate),
             read_bps: self.read_bandwidth,
             write_bps: self.write_bandwidth,
         }
@@ -146,7 +150,7 @@ impl EmulatedDisk {
         // Removed files give their memory back.
         let mount = PrivateMount::mount(&path, "ext4", c"discard");
         let mount = mount.map_err(failed(format!("mount {}", path.display())))?;
-        Ok(Self { mount, device })
+        Ok(Self { mount, delay: RefCell::default(), device })
     }
 
     /// A directory on the disk.
@@ -159,12 +163,20 @@ impl EmulatedDisk {
         self.device.throttle(throttle)
     }
 
+    /// Delays each read of the device; zero ends that.
+    pub(crate) fn delay_reads(&self, delay: Duration) -> Result<(), EmulateError> {
+        let attach = || ReadDelay::attach(self.device.major, self.device.minor, delay);
+        let attached = if delay.is_zero() { None } else { Some(attach()?) };
+        self.delay.replace(attached);
+        Ok(())
+    }
+
     /// Reads of the device that the root group's limits have counted so far.
     #[cfg(test)]
     pub(crate) fn reads(&self) -> Result<u64, EmulateError> {
         let path = self.device.controller.join("blkio.throttle.io_serviced");
         let text = fs::read_to_string(&path).map_err(failed(format!("read {}", path.display())))?;
-        Ok(served(&text, &self.device.number))
+        Ok(served(&text, &self.device.number()))
     }
 }
 
@@ -189,22 +201,27 @@ impl Device {
             .and_then(|index| index.trim().parse().map_err(io::Error::other))
             .map_err(failed("make a compressed disk"))?;
         // From here on the drop removes the device.
-        let mut device = Self { index, file: None, number: String::new(), controller };
+        let mut device = Self { index, file: None, major: 0, minor: 0, controller };
         let path = device_path(index);
         let open = || {
             let file = File::open(&path)?;
             let number = file.metadata()?.rdev();
-            let number = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
             let pages = size / PAGE_SIZE * PAGE_SIZE;
             fs::write(format!("/sys/block/zram{index}/disksize"), pages.to_string())?;
             Ok((file, number))
         };
         let (file, number) = open().map_err(failed(format!("set up {}", path.display())))?;
-        (device.file, device.number) = (Some(file), number);
+        device.file = Some(file);
+        (device.major, device.minor) = (rustix::fs::major(number), rustix::fs::minor(number));
         let path = path.display().to_string();
         let options = ["-q", "-O", "^has_journal", "-m", "0", "-E", "lazy_itable_init=0"];
         program("mkfs.ext4", &[&options[..], &["-L", LABEL, &path]].concat())?;
         Ok(device)
+    }
+
+    /// Its number in the files of the controller.
+    fn number(&self) -> String {
+        format!("{}:{}", self.major, self.minor)
     }
 
     fn throttle(&self, throttle: Throttle) -> Result<(), EmulateError> {
@@ -215,7 +232,7 @@ impl Device {
         ] {
             let path = self.controller.join(format!("blkio.throttle.{file}_device"));
             // A limit of 0 removes one.
-            let rule = format!("{} {limit}", self.number);
+            let rule = format!("{} {limit}", self.number());
             fs::write(&path, rule)
                 .map_err(failed(format!("write a limit to {}", path.display())))?;
         }

@@ -1,4 +1,5 @@
 use std::fs;
+use std::time::Instant;
 
 use firn_run::ReplaySpec;
 use firn_snapshot::Destination;
@@ -13,12 +14,10 @@ const SSD: DiskParameters =
     DiskParameters { latency_ns: 180e3, read_bandwidth: 500_000_000, write_bandwidth: 500_000_000 };
 
 #[test]
-fn a_rate_stands_for_the_latency_of_a_device_that_is_slower_than_memory() {
-    let ssd = SSD.throttle(20e3, 1);
-    assert_eq!((ssd.read_iops, ssd.read_bps), (Some(5_556), 500_000_000));
-    assert_eq!(SSD.throttle(20e3, 4).read_iops, Some(22_222));
-    let nvme = DiskParameters { latency_ns: 10e3, ..SSD };
-    assert_eq!(nvme.throttle(20e3, 1).read_iops, None);
+fn a_rate_stands_for_the_latency_of_several_readers() {
+    let one = SSD.throttle(1);
+    assert_eq!((one.read_iops, one.read_bps), (None, 500_000_000));
+    assert_eq!(SSD.throttle(4).read_iops, Some(22_222));
 }
 
 #[test]
@@ -39,7 +38,7 @@ fn limits_are_of_the_device_and_leave_with_it() {
         return;
     }
     let disk = EmulatedDisk::make(64 << 20).unwrap();
-    let (path, number) = (disk.path().to_owned(), disk.device.number.clone());
+    let (path, number) = (disk.path().to_owned(), disk.device.number());
     let device = device_path(disk.device.index);
     let limits = disk.device.controller.join("blkio.throttle.read_iops_device");
     let rule = format!("{number} 1234");
@@ -67,6 +66,33 @@ fn what_a_killed_process_left_is_removed_and_what_is_in_use_stays() {
     remove_left();
     assert_ne!(disk(index), before);
     assert!(has_label(&device_path(used.index)));
+}
+
+/// The program waits at least so long, so no load of the host makes this fail.
+#[test]
+fn each_read_takes_the_delay_at_least() {
+    if !can_emulate() {
+        return;
+    }
+    let (delay, pages) = (Duration::from_micros(170), 64);
+    let disk = EmulatedDisk::make(64 << 20).unwrap();
+    let path = disk.path().join("file");
+    fs::write(&path, vec![1; 64 * 4096]).unwrap();
+    let file = File::open(&path).unwrap();
+    file.sync_all().unwrap();
+    let read = || {
+        assert!(firn_memory::page_cache::evict(&file).unwrap().is_cold());
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+        let begin = Instant::now();
+        for page in 0..u64::from(pages) {
+            file.read_exact_at(&mut [0; 1], page * 4096).unwrap();
+        }
+        begin.elapsed()
+    };
+    disk.delay_reads(delay).unwrap();
+    assert!(read() >= delay * pages);
+    disk.delay_reads(Duration::ZERO).unwrap();
+    assert!(disk.delay.borrow().is_none());
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! BPF programs at the place where the kernel adds pages to the page cache: one records when each
-//! page of a file enters, another one reads ahead ([`Prefetch`]).
+//! page of a file enters, another one reads ahead ([`Prefetch`]). A third one, where block devices
+//! are read, makes an emulated disk as slow as a real one ([`ReadDelay`]).
 //!
 //! SnapBPF (3.1) hooks the kernel where it adds pages to the page cache. Here the program runs at
 //! the end of the function `filemap_add_folio` (fexit) where the kernel allows it, and otherwise at
@@ -9,6 +10,7 @@
 //! time of the first entry and, in the lowest bits, the order of the folio that starts at the page.
 
 mod cost;
+mod delay;
 mod kernel_types;
 mod module;
 mod prefetch;
@@ -27,6 +29,7 @@ use thiserror::Error;
 
 use crate::map::Mapping;
 pub use cost::{BpfCost, BpfCosts};
+pub use delay::ReadDelay;
 use kernel_types::AddFolio;
 pub use prefetch::Prefetch;
 use program::{ORDER_BITS, program};
@@ -35,18 +38,26 @@ use syscalls::{
 };
 use tracepoint::Tracepoint;
 
-/// Why the page cache cannot be watched.
+/// Why a BPF program cannot run.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BpfError {
     /// The tracepoint cannot be looked up.
-    #[error(
-        "cannot look up the tracepoint filemap:mm_filemap_add_to_page_cache; run as root, on a kernel with tracepoints"
-    )]
-    Tracepoint(#[source] io::Error),
+    #[error("cannot look up the tracepoint {name}; run as root, on a kernel with tracepoints")]
+    Tracepoint {
+        /// The tracepoint.
+        name: &'static str,
+        /// The error of the system call.
+        source: io::Error,
+    },
     /// The tracepoint's record lacks a field.
-    #[error("the tracepoint filemap:mm_filemap_add_to_page_cache has no field {0} on this kernel")]
-    Field(&'static str),
+    #[error("the tracepoint {name} has no field {field} on this kernel")]
+    Field {
+        /// The tracepoint.
+        name: &'static str,
+        /// The field.
+        field: &'static str,
+    },
     /// The file cannot be examined.
     #[error("cannot examine the file to watch")]
     File(#[source] io::Error),

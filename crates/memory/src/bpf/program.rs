@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 
 use super::Hook;
 use super::kernel_types::AddFolio;
-use super::tracepoint::Tracepoint;
+use super::tracepoint::{Queued, Tracepoint};
 
 /// The low bits of a map entry, which hold the folio's order. The others are ns of CLOCK_MONOTONIC,
 /// enough for nine years.
@@ -48,6 +48,7 @@ const EXCHANGE: i32 = 0xe1;
 const MOV_REG: u8 = 0xbf;
 const MOV: u8 = 0xb7;
 const ADD: u8 = 0x07;
+const ADD_REG: u8 = 0x0f;
 const AND: u8 = 0x57;
 const LSH: u8 = 0x67;
 const RSH: u8 = 0x77;
@@ -57,11 +58,16 @@ const JNE: u8 = 0x55;
 const JNE_U32: u8 = 0x56;
 const JNE_REG: u8 = 0x5d;
 const JGE: u8 = 0x35;
+const JGE_REG: u8 = 0x3d;
 const JLE: u8 = 0xb5;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
 const PSEUDO_MAP_FD: u8 = 1;
 const PSEUDO_KERNEL_FUNCTION: u8 = 2;
+/// The most turns of a loop that waits. The kernel checks each turn, and gives up after some 8,000.
+const TURNS: i32 = 6_000;
+/// Looks at the clock in a turn, of 20 ns and more each.
+const LOOKS: usize = 4;
 /// A placeholder for the offset of the end of the program.
 const END: i16 = i16::MAX;
 
@@ -197,5 +203,27 @@ pub(super) fn prefetching(
     let back = i16::try_from(program.len() + 1 - turn).map_or(0, i16::wrapping_neg);
     let ranges = i32::try_from(ranges).unwrap_or(i32::MAX);
     program.extend([insn(JLE, 7, 0, back, ranges), insn(MOV, 0, 0, 0, 0), insn(EXIT, 0, 0, 0, 0)]);
+    to_end(program)
+}
+
+/// `if (a page of the device is read) for (end = now() + delay_ns; now() < end;) {}`
+pub(super) fn delaying(at: &Queued, device: u32, delay_ns: u64) -> Vec<Insn> {
+    let look = insn(CALL, 0, 0, 0, BPF_FUNC_KTIME_GET_NS);
+    let mut program = vec![insn(LDX_U32, 2, 1, at.device, 0)];
+    program.extend(load_immediate(3, 0, u64::from(device)));
+    program.extend([
+        insn(JNE_REG, 2, 3, END, 0),
+        insn(LDX_U8, 2, 1, at.operation, 0),
+        insn(JNE, 2, 0, END, i32::from(b'R')),
+        look,
+        insn(MOV_REG, 6, 0, 0, 0),
+    ]);
+    program.extend(load_immediate(2, 0, delay_ns));
+    program.extend([insn(ADD_REG, 6, 2, 0, 0), insn(MOV, 7, 0, 0, TURNS)]);
+    let turn = program.len();
+    program.extend([look; LOOKS]);
+    program.extend([insn(JGE_REG, 0, 6, END, 0), insn(ADD, 7, 0, 0, -1)]);
+    let back = i16::try_from(program.len() + 1 - turn).map_or(0, i16::wrapping_neg);
+    program.extend([insn(JNE, 7, 0, back, 0), insn(MOV, 0, 0, 0, 0), insn(EXIT, 0, 0, 0, 0)]);
     to_end(program)
 }

@@ -30,7 +30,10 @@ fn the_fields_are_found_by_name_and_size() {
     for (from, to) in
         [("i_ino;", "ino;"), ("dev_t s_dev;	offset:32;	size:4", "dev_t s_dev;	offset:32;	size:8")]
     {
-        assert!(matches!(Tracepoint::parse(&FORMAT.replace(from, to)), Err(BpfError::Field(_))));
+        assert!(matches!(
+            Tracepoint::parse(&FORMAT.replace(from, to)),
+            Err(BpfError::Field { .. })
+        ));
     }
 }
 
@@ -83,7 +86,7 @@ fn permitted<T>(result: Result<T, BpfError>) -> Option<T> {
     match result {
         Ok(value) => Some(value),
         Err(
-            BpfError::Tracepoint(error)
+            BpfError::Tracepoint { source: error, .. }
             | BpfError::Refused { source: error, .. }
             | BpfError::Attach(error),
         ) if error.kind() == io::ErrorKind::PermissionDenied

@@ -111,7 +111,8 @@ impl Study<'_> {
             *fault = Summary::of(&times.collect::<Vec<_>>()).map_or(0.0, |time| time.median);
             for run in runs.iter().filter(|_| limited) {
                 let reads = run.reports.iter().map(pages).sum();
-                let least = least_ns(throttle, reads);
+                let delayed = tier.used.delay().as_nanos() as f64 * reads as f64;
+                let least = least_ns(throttle, reads).max(delayed / f64::from(readers));
                 if (run.burst_ns as f64) < least {
                     let (ms, least) = (run.burst_ns as f64 / 1e6, least / 1e6);
                     return Err(CellError::Unlimited { reads, ms, least });

@@ -55,6 +55,7 @@ fn used(name: TierName) -> TierUse {
         })),
         own_latency_ns: Some(14e3),
         throttle: Some(throttle),
+        delays: true,
         guest_fault: Some(GuestFault { readers: 4, without_ns: 20e3, with_ns: 190e3 }),
         ..TierUse::new(name.name(), Realisation::Emulated, "a <loop>")
     };
@@ -189,7 +190,7 @@ fn every_view_is_drawn_and_tabulated_with_the_kind_and_parameters_of_each_tier()
              no limit of bandwidth)",
             "dcpm: modelled (table 1: 300 ns, 6.80 GB/s; 220 ns more a load, 644 ns more a copied page, \
              no limit of bandwidth)",
-            "nvme: emulated (table 1: 180 µs, 0.50 GB/s; measured 14.0 µs without limits; no limit of reads/s, 500 MB/s)",
+            "nvme: emulated (table 1: 180 µs, 0.50 GB/s; measured 14.0 µs without limits; each read delayed to the latency, 500 MB/s)",
             "ssd: emulated (table 1: 180 µs, 0.50 GB/s; measured 14.0 µs without limits; 5556 reads/s, 500 MB/s)",
             "noise: dram measured twice, second / first: cold 1.50 to 1.50, warm 1.00 to 1.00",
         ] {

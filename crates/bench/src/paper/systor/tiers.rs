@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 
 use procfs::{Current, Meminfo};
 use serde::{Deserialize, Serialize};
@@ -102,6 +103,10 @@ pub struct TierUse {
     /// Its limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttle: Option<Throttle>,
+    /// Whether each read is delayed to the latency of the parameters. Otherwise the rate of reads
+    /// stands for it.
+    #[serde(default)]
+    pub delays: bool,
     /// Guests' cold faults on it without limits and with them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest_fault: Option<GuestFault>,
@@ -131,6 +136,7 @@ impl TierUse {
             parameters: None,
             own_latency_ns: None,
             throttle: None,
+            delays: false,
             guest_fault: None,
             model: None,
         }
@@ -138,8 +144,8 @@ impl TierUse {
 
     /// Whether measurements on both are comparable.
     pub(super) fn is_same(&self, other: &Self) -> bool {
-        (&self.name, self.how, self.parameters, self.throttle, self.model)
-            == (&other.name, other.how, other.parameters, other.throttle, other.model)
+        let own = |tier: &Self| (tier.how, tier.parameters, tier.throttle, tier.delays, tier.model);
+        self.name == other.name && own(self) == own(other)
     }
 
     /// Name, kind and all parameters in one line.
@@ -150,6 +156,15 @@ impl TierUse {
         format!("{}: {} ({})", self.name, self.how, parts.join("; "))
     }
 
+    /// By how much each read is delayed.
+    pub(super) fn delay(&self) -> Duration {
+        let Some(Parameters::Disk(disk)) = self.parameters.filter(|_| self.delays) else {
+            return Duration::ZERO;
+        };
+        let own = self.own_latency_ns.unwrap_or_default();
+        Duration::from_secs_f64((disk.latency_ns - own).max(0.0) / 1e9)
+    }
+
     /// The measured latency.
     pub(super) fn measured(&self) -> Option<String> {
         self.own_latency_ns.map(|ns| format!("measured {} µs without limits", number(ns / 1e3)))
@@ -158,8 +173,12 @@ impl TierUse {
     /// Its limits, or its model.
     pub(super) fn limits(&self) -> Option<String> {
         let limits = self.throttle.map(|limits| {
-            let iops = limits.read_iops.map_or("no limit of".to_owned(), |iops| iops.to_string());
-            format!("{iops} reads/s, {} MB/s", limits.read_bps / 1_000_000)
+            let bandwidth = format!("{} MB/s", limits.read_bps / 1_000_000);
+            match limits.read_iops {
+                Some(iops) => format!("{iops} reads/s, {bandwidth}"),
+                None if self.delays => format!("each read delayed to the latency, {bandwidth}"),
+                None => bandwidth,
+            }
         });
         let model = self.model.map(|model| {
             let (load, copy) = (number(model.load_ns), number(model.copy_ns));
@@ -267,7 +286,8 @@ impl Media {
         let used = TierUse {
             parameters: Some(Parameters::Disk(parameters)),
             own_latency_ns: Some(own_latency_ns),
-            throttle: Some(parameters.throttle(own_latency_ns, depth)),
+            throttle: Some(parameters.throttle(depth)),
+            delays: depth == 1,
             ..TierUse::new(
                 name.name(),
                 Realisation::Emulated,
@@ -337,8 +357,13 @@ impl ActiveTier {
     /// Sets or lifts the limits.
     pub(super) fn limit(&self, on: bool) -> Result<(), EmulateError> {
         match (&self.place, self.used.throttle) {
-            (Place::Disk(disk), Some(throttle)) => {
-                disk.throttle(if on { throttle } else { Throttle::NONE })
+            (Place::Disk(disk), Some(throttle)) if on => {
+                disk.throttle(throttle)?;
+                disk.delay_reads(self.used.delay())
+            }
+            (Place::Disk(disk), _) => {
+                disk.throttle(Throttle::NONE)?;
+                disk.delay_reads(Duration::ZERO)
             }
             _ => Ok(()),
         }
