@@ -107,7 +107,7 @@ const OF_SESSIONS: [Column; 5] = [
         let all = extent + (row.copy_bytes + replica) * u64::from(at_once(row));
         if row.pool_bytes == 0 { Cell::Empty } else { Cell::Bytes(all) }
     }),
-    ("a copy", |_, row| Cell::Bytes(row.copy_bytes)),
+    ("a copy", |_, row| Cell::bytes(Some(row.copy_bytes).filter(|bytes| *bytes > 0))),
     ("a ready clone", |_, row| Cell::bytes(row.ready_bytes)),
 ];
 const SPEED_UP: [Column; 2] = [
@@ -228,8 +228,8 @@ impl Outcome {
     pub(super) fn open_loop_markdown(&self) -> Option<String> {
         let head = [
             "planner",
-            "runs: median, ms",
-            "starts: median, ms",
+            "median of the runs, ms",
+            "median of the starts, ms",
             "p95",
             "largest",
             "p95 / median of the runs",
