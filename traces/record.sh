@@ -1,9 +1,10 @@
 #!/bin/sh
-# record.sh FUNCTION [PERIOD|sizes|holders]: records the traces of a function. `make traces` starts
-# it in the lab. The function is booted and frozen once, and both inputs are recorded from that
-# snapshot.
+# record.sh FUNCTION [PERIOD|sizes|paper|holders]: records the traces of a function. `make traces`
+# starts it in the lab. The function is booted and frozen once, and both inputs are recorded from
+# that snapshot.
 # With a period, input a is recorded alone, with repeated accesses and a second invocation (-a2).
-# With `sizes` it is booted with 1 GiB, and the inputs in traces/sizes/inputs are recorded.
+# With `sizes` or `paper` it is booted with 1 GiB, and the inputs in that folder of traces are
+# recorded.
 # With `holders` input a is recorded with what held the pages, beside the other traces.
 set -eu
 function=$1
@@ -44,14 +45,14 @@ known() {
     mv "$name.trace" /out
 }
 
-sizes() {
-    sed -n "s/^$function //p" /in/sizes/inputs
+listed() {
+    sed -n "s/^$function //p" "/in/$what/inputs"
 }
 
 memory=
 case $what in
 '') ending= ;;
-sizes) ending=-sizes memory="--memory 1G" ;;
+sizes | paper) ending=-$what memory="--memory 1G" ;;
 holders) ending=-holders ;;
 *) ending=-a2 ;;
 esac
@@ -61,7 +62,7 @@ firn boot --name one --time-limit 900 $memory --detach "$folder"
 sleep 20
 if [ "$function-$what" = ffmpeg-sizes ]; then
     # Its videos are made before the freeze, as those of inputs a and b are.
-    sizes | while read -r size event; do
+    listed | while read -r _ event; do
         firn invoke one "$event"
     done
 fi
@@ -72,11 +73,11 @@ case $what in
         known "$input" "$function-$input"
     done
     ;;
-sizes)
-    mkdir -p /out/sizes
-    sizes | while read -r size event; do
-        once "$size" "$event" "$function-$size"
-        mv "$function-$size.trace" /out/sizes
+sizes | paper)
+    mkdir -p "/out/$what"
+    listed | while read -r input event; do
+        once "$input" "$event" "$function-$input"
+        mv "$function-$input.trace" "/out/$what"
     done
     ;;
 holders)

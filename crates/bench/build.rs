@@ -27,7 +27,10 @@ fn main() -> io::Result<()> {
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or(io::ErrorKind::NotFound)?);
     name_commit(&root);
     build_player(&root.join("guest/player"), &out)?;
-    list_traces(&["traces", "traces/sizes"].map(|folder| root.join(folder)), &out.join("traces.rs"))
+    list_traces(
+        &["traces", "traces/sizes", "traces/paper"].map(|folder| root.join(folder)),
+        &out.join("traces.rs"),
+    )
 }
 
 /// Sets `FIRN_COMMIT`: the commit, with `+changes` if the sources differ from it; `unknown` outside

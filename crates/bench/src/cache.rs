@@ -103,6 +103,12 @@ impl SnapshotFiles {
         Ok(Self(files))
     }
 
+    /// Opens these files.
+    pub(crate) fn of(paths: &[PathBuf]) -> Result<Self, CacheError> {
+        let open = |path: &PathBuf| Ok((path.clone(), File::open(path).map_err(io(path))?));
+        Ok(Self(paths.iter().map(open).collect::<Result<_, _>>()?))
+    }
+
     /// Opens every file of a snapshot except packed files that are not `used`, which other planners
     /// map.
     pub(crate) fn open(snapshot: &Path, used: Option<PackedFile>) -> Result<Self, CacheError> {

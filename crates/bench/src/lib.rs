@@ -75,6 +75,6 @@ pub use saved::ReadResultsError;
 pub use stats::{Comparison, Summary};
 pub use text::table;
 pub use thaw::{
-    Noise, OpenLoop, RESULTS_VERSION, Results, Row, Session, SessionError, ThawConfig, ThawError,
-    draw_sessions, sessions_markdown,
+    Noise, OpenLoop, RESULTS_VERSION, Results, Row, Session, SessionError, StockError, StockPlayer,
+    StockRow, StockRun, ThawConfig, ThawError, draw_sessions, sessions_markdown,
 };

@@ -54,6 +54,28 @@ fn files(directory: &Path) -> usize {
 }
 
 #[test]
+fn another_program_has_its_turns_among_the_planners() {
+    // Tests of the whole workspace build it.
+    let program = Path::new(FIRN).with_file_name("firn-firecracker");
+    if !has_kvm() || !program.exists() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("results.json");
+    let [program, json_path] = [&program, &json].map(|path| path.to_str().unwrap());
+    let thaw = ["thaw", "--trace", "sequential-read:4M", "--planner", "firecracker", "--runs", "2"];
+    let run = output(&[&thaw[..], &["--firecracker", program, "--json", json_path]].concat());
+    assert!(run.status.success(), "{}", text(&run.stderr));
+    assert!(text(&run.stdout).contains("load and resume, ms"));
+    let results: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    let row = &results["stock"][0];
+    assert_eq!((&row["runs"], &row["trace"]), (&2.into(), &"sequential-read:4M".into()));
+    assert!(row["total_ms"]["median"].as_f64() <= row["line_ms"]["max"].as_f64());
+    let run = output(&[&thaw[..], &["--firecracker", program, "--concurrency", "2"]].concat());
+    assert!(text(&run.stderr).contains("leave out --concurrency"), "{}", text(&run.stderr));
+}
+
+#[test]
 fn two_planners_are_compared() {
     if !has_kvm() {
         return;

@@ -24,21 +24,23 @@ const AGAIN: [(&str, &str); 10] = [
 /// What the name of such a trace ends with.
 const AGAIN_ENDING: &str = "-a2";
 
-/// What the name of a recording of inputs of other sizes ends with.
-const SIZES_ENDING: &str = "-sizes";
-
-/// What the name of a recording of what held the pages ends with.
-const HOLDERS_ENDING: &str = "-holders";
+/// What the names of other recordings end with, each with a folder in `traces`: inputs of other
+/// sizes, inputs of a paper's size, what held the pages.
+const OTHERS: [&str; 3] = [SIZES, PAPER, "holders"];
+const SIZES: &str = "sizes";
+const PAPER: &str = "paper";
 
 /// Records the traces that are missing, or those in `FUNCTIONS`: `NAME` for a function's two
 /// inputs, `NAME-a2` for its trace with repeated accesses, `NAME-sizes` for inputs of other sizes,
-/// `NAME-holders` for what held the pages that input a touched. Every recording has a lab of its
+/// `NAME-paper` for those of a paper's size, `NAME-holders` for what held the pages that input a
+/// touched. Every recording has a lab of its
 /// own, so a failure of one does not affect the others.
 pub(super) fn record(context: &Context) -> Result<()> {
     let mut failed = String::new();
     for name in recordings(context)? {
         let step = lab::run(&context.paths, "--icount --timeout 3600")
-            .args(["--in", "guest/functions", "--in", "traces/record.sh", "--in", "traces/sizes"])
+            .args(["--in", "guest/functions", "--in", "traces/record.sh"])
+            .args(["--in", "traces/sizes", "--in", "traces/paper"])
             .args(["--out", "traces", "--"])
             .args(["sh", "/in/record.sh"])
             .args(arguments(&name)?);
@@ -52,11 +54,10 @@ pub(super) fn record(context: &Context) -> Result<()> {
 
 /// The arguments of record.sh.
 fn arguments(name: &str) -> Result<Vec<&str>> {
-    if let Some(function) = name.strip_suffix(SIZES_ENDING) {
-        return Ok(vec![function, "sizes"]);
-    }
-    if let Some(function) = name.strip_suffix(HOLDERS_ENDING) {
-        return Ok(vec![function, "holders"]);
+    if let Some((function, what)) = name.rsplit_once('-')
+        && OTHERS.contains(&what)
+    {
+        return Ok(vec![function, what]);
     }
     let Some(function) = name.strip_suffix(AGAIN_ENDING) else { return Ok(vec![name]) };
     let period = AGAIN.iter().find(|(known, _)| *known == function).map(|(_, period)| *period);
@@ -76,15 +77,22 @@ fn recordings(context: &Context) -> Result<Vec<String>> {
         .filter(|name| !["a", "b"].iter().all(|input| recorded(&format!("{name}-{input}"))));
     let again = AGAIN.iter().map(|(name, _)| format!("{name}{AGAIN_ENDING}"));
     let again = again.filter(|name| !recorded(name));
-    let inputs = std::fs::read_to_string(root.join("traces/sizes/inputs"))?;
-    let sized = sized(&inputs).filter(|name| !recorded(&format!("sizes/{name}-fourfold")));
-    let sized = sized.map(|name| format!("{name}{SIZES_ENDING}"));
-    Ok(missing.chain(again).chain(sized).collect())
+    let mut names: Vec<String> = missing.chain(again).collect();
+    for (folder, last) in [(SIZES, "fourfold"), (PAPER, "paper-b")] {
+        let inputs = std::fs::read_to_string(root.join(format!("traces/{folder}/inputs")))?;
+        let missing = functions_with(&inputs, last)
+            .filter(|name| !recorded(&format!("{folder}/{name}-{last}")));
+        names.extend(missing.map(|name| format!("{name}-{folder}")));
+    }
+    Ok(names)
 }
 
-/// The functions in traces/sizes/inputs.
-fn sized(inputs: &str) -> impl Iterator<Item = &str> {
-    inputs.lines().filter_map(|line| Some(line.split_once(" fourfold ")?.0))
+/// The functions that have an input in a list of inputs.
+fn functions_with<'a>(inputs: &'a str, input: &str) -> impl Iterator<Item = &'a str> {
+    inputs.lines().filter_map(move |line| {
+        let (function, rest) = line.split_once(' ')?;
+        (rest.split(' ').next() == Some(input)).then_some(function)
+    })
 }
 
 #[cfg(test)]

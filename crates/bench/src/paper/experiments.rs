@@ -544,12 +544,12 @@ pub static EXPERIMENTS: [Experiment; 36] = [
     },
     tiers(
         systor::FIGURE_2,
-        Verdict::Partly("in the order, not in size"),
+        Verdict::Partly("in the order, and in size but for `ssd`"),
         "[ten functions](systor.md#figure-2-cold-and-warm-by-tier)",
     ),
     tiers(
         systor::FIGURE_3,
-        Verdict::Partly("in the order, not in size"),
+        Verdict::Partly("in the order, and nearly in size but for `ssd`"),
         "[ten functions](systor.md#figure-3-parts-of-a-cold-invocation)",
     ),
     tiers(
@@ -574,7 +574,7 @@ pub static EXPERIMENTS: [Experiment; 36] = [
     ),
     tiers(
         systor::TABLE_3,
-        Verdict::Differs("three of ten"),
+        Verdict::Differs("five of ten"),
         "[ten functions](systor.md#table-3-classes)",
     ),
     tiers(
@@ -584,7 +584,7 @@ pub static EXPERIMENTS: [Experiment; 36] = [
     ),
     tiers(
         systor::TABLE_5,
-        Verdict::Partly("in the order, not in size"),
+        Verdict::Partly("in the order, and in size on Mid functions"),
         "[ten functions](systor.md#table-5-cold-divided-by-warm)",
     ),
 ];

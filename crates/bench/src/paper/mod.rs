@@ -444,7 +444,9 @@ impl Runner<'_> {
     ) -> Result<(), PaperError> {
         let mut subjects = prepared.subjects.clone();
         while !subjects.is_empty() {
-            let twice = subjects.iter().chain(to_repeat(&subjects)).cloned().collect();
+            // One planner alone has a noise floor, too.
+            let only = subjects.first().filter(|_| subjects.len() == 1);
+            let twice = subjects.iter().chain(to_repeat(&subjects).or(only)).cloned().collect();
             let session = self.planners(concurrency, prepared, twice);
             let progress = Part { name: place, progress: self.harness.progress };
             let results = session.run(

@@ -25,10 +25,12 @@ use super::outcome::Outcome;
 use super::picture::names;
 use super::replays::Quantity;
 use super::systor::SystorOutcome;
-use super::text::Cell;
+use super::text::{Cell, Column, PARTS, at_once};
 use crate::host::Host;
+use crate::players::replicates;
 use crate::stats::Summary;
 use crate::text::{markdown, number};
+use crate::thaw::{OpenLoop, Row};
 use crate::traces::load;
 
 const BEGIN: &str = "<!-- ";
@@ -36,6 +38,21 @@ const CLOSE: &str = " -->";
 pub(super) const END: &str = "<!-- end -->";
 /// Files with sessions of `firn bench thaw` that are not of a paper.
 const SESSIONS: [&str; 3] = ["bursts", "granules", "tails"];
+/// Columns for sessions that are not of a paper's experiment. Only documents have them. Copies and
+/// pool are a copy or a replica for each microVM, and the extent of the snapshot.
+const OF_SESSIONS: [Column; 5] = [
+    PARTS[0],
+    PARTS[1],
+    ("copies and pool", |place, row| {
+        let of_trace = place.rows.iter().filter(|other| other.trace == row.trace);
+        let extent = of_trace.map(|other| other.pool_bytes).max().unwrap_or_default();
+        let replica = if replicates(&row.planner) { row.pool_bytes } else { 0 };
+        let all = extent + (row.copy_bytes + replica) * u64::from(at_once(row));
+        if row.pool_bytes == 0 { Cell::Empty } else { Cell::Bytes(all) }
+    }),
+    ("a copy", |_, row| Cell::bytes(Some(row.copy_bytes).filter(|bytes| *bytes > 0))),
+    ("a ready clone", |_, row| Cell::bytes(row.ready_bytes)),
+];
 /// The columns of a table that has a row for each budget.
 const CARRIED: &str = "microVMs";
 const TO_CHEAPEST: &str = "to the cheapest";
@@ -249,6 +266,35 @@ impl Outcome {
                 Some((head, rows.collect()))
             }
         }
+    }
+
+    /// A column of any table of rows.
+    fn column(&self, name: &str) -> Option<Column> {
+        let columns = self.columns().into_iter().chain(OF_SESSIONS);
+        columns.into_iter().find(|(head, _)| *head == name)
+    }
+
+    /// Starts at random intervals.
+    fn open_loop_markdown(&self) -> Option<String> {
+        let head = [
+            "planner",
+            "median of the runs, ms",
+            "median of the starts, ms",
+            "p95",
+            "largest",
+            "p95 / median of the runs",
+            "fallbacks",
+        ];
+        let row = |row: &Row| {
+            let OpenLoop { total_ms, p95_to_idle_median, fallbacks, .. } =
+                row.open_loop.as_ref()?;
+            let times = [row.total_ms.median, total_ms.median, total_ms.p95, total_ms.max];
+            let numbers = times.into_iter().chain([*p95_to_idle_median]).map(number);
+            let first = std::iter::once(row.planner.clone());
+            Some(first.chain(numbers).chain([fallbacks.to_string()]).collect())
+        };
+        let rows: Vec<Vec<String>> = self.rows().filter_map(|(_, of)| row(of)).collect();
+        (!rows.is_empty()).then(|| markdown(&head, &rows))
     }
 
     /// The table of an experiment that has no row for each planner.

@@ -11,7 +11,7 @@ use super::replays::Quantity;
 use crate::players::replicates;
 use crate::stats::Summary;
 use crate::text::{markdown, number, with_interval};
-use crate::thaw::{Noise, OpenLoop, Row};
+use crate::thaw::{Noise, Row};
 
 /// A column of a table of rows: its head, and its cell for a row at a place.
 pub(super) type Column = (&'static str, fn(&Place, &Row) -> Cell);
@@ -32,7 +32,7 @@ impl Cell {
         summary.map_or(Self::Empty, |summary| Self::Time(summary, false))
     }
 
-    fn bytes(bytes: Option<u64>) -> Self {
+    pub(super) fn bytes(bytes: Option<u64>) -> Self {
         bytes.map_or(Self::Empty, Self::Bytes)
     }
 }
@@ -82,7 +82,7 @@ const OTHERS: [Column; 9] = [
     ("read", |_, row| Cell::Bytes(row.read_bytes)),
     KVM_FAULTS,
 ];
-const PARTS: [Column; 3] = [
+pub(super) const PARTS: [Column; 3] = [
     ("setup, ms", |_, row| Cell::Time(row.start_to_resume_ms, false)),
     ("invocation, ms", |_, row| Cell::Time(row.resume_to_last_page_ms, false)),
     ("warm, ms", |_, row| Cell::time(row.warm_ms)),
@@ -94,21 +94,6 @@ const FETCH: [Column; 6] = [
     READ_BY_FAULTS,
     SLOW,
     KVM_FAULTS,
-];
-/// Columns for sessions that are not of a paper's experiment. Only documents have them. Copies and
-/// pool are a copy or a replica for each microVM, and the extent of the snapshot.
-const OF_SESSIONS: [Column; 5] = [
-    PARTS[0],
-    PARTS[1],
-    ("copies and pool", |place, row| {
-        let of_trace = place.rows.iter().filter(|other| other.trace == row.trace);
-        let extent = of_trace.map(|other| other.pool_bytes).max().unwrap_or_default();
-        let replica = if replicates(&row.planner) { row.pool_bytes } else { 0 };
-        let all = extent + (row.copy_bytes + replica) * u64::from(at_once(row));
-        if row.pool_bytes == 0 { Cell::Empty } else { Cell::Bytes(all) }
-    }),
-    ("a copy", |_, row| Cell::bytes(Some(row.copy_bytes).filter(|bytes| *bytes > 0))),
-    ("a ready clone", |_, row| Cell::bytes(row.ready_bytes)),
 ];
 const SPEED_UP: [Column; 2] = [
     ("speed-up", |place, row| Outcome::speed_up(place, row).map_or(Cell::Empty, Cell::Count)),
@@ -122,7 +107,8 @@ fn batch_pool_bytes(row: &Row) -> u64 {
     row.pool_bytes * u64::from(replicas)
 }
 
-fn at_once(row: &Row) -> u32 {
+/// MicroVMs of a run that are together.
+pub(super) fn at_once(row: &Row) -> u32 {
     row.at_once.unwrap_or(row.concurrency)
 }
 
@@ -177,12 +163,6 @@ impl Outcome {
         self.sessions.iter().flat_map(|place| place.rows.iter().map(move |row| (place, row)))
     }
 
-    /// A column of any table of rows.
-    pub(super) fn column(&self, name: &str) -> Option<Column> {
-        let columns = self.columns().into_iter().chain(OF_SESSIONS);
-        columns.into_iter().find(|(head, _)| *head == name)
-    }
-
     /// The columns of the table of rows.
     pub(super) fn columns(&self) -> Vec<Column> {
         let more: &[Column] = match self.quantity {
@@ -222,29 +202,6 @@ impl Outcome {
             std::iter::once(name).chain(rows.iter().map(cell)).collect::<Vec<_>>()
         });
         Some(markdown(&head, &lines.collect::<Vec<_>>()))
-    }
-
-    /// Starts at random intervals.
-    pub(super) fn open_loop_markdown(&self) -> Option<String> {
-        let head = [
-            "planner",
-            "median of the runs, ms",
-            "median of the starts, ms",
-            "p95",
-            "largest",
-            "p95 / median of the runs",
-            "fallbacks",
-        ];
-        let row = |row: &Row| {
-            let OpenLoop { total_ms, p95_to_idle_median, fallbacks, .. } =
-                row.open_loop.as_ref()?;
-            let times = [row.total_ms.median, total_ms.median, total_ms.p95, total_ms.max];
-            let numbers = times.into_iter().chain([*p95_to_idle_median]).map(number);
-            let first = std::iter::once(row.planner.clone());
-            Some(first.chain(numbers).chain([fallbacks.to_string()]).collect())
-        };
-        let rows: Vec<Vec<String>> = self.rows().filter_map(|(_, of)| row(of)).collect();
-        (!rows.is_empty()).then(|| markdown(&head, &rows))
     }
 
     pub(super) fn programs_markdown(&self) -> Option<String> {

@@ -266,13 +266,9 @@ impl PlayersConfig {
         })
     }
 
-    fn freeze_one(
-        &self,
-        place: &FrozenPlayer,
-        inputs: &PlayerInputs,
-        seed: u64,
-    ) -> Result<(), FreezePlayerError> {
-        let options = PlayerOptions {
+    /// The options of a player whose content has this seed.
+    pub(crate) fn options(&self, seed: u64) -> PlayerOptions {
+        PlayerOptions {
             leaves: self.leaves,
             gaps: self.gaps,
             seed,
@@ -280,7 +276,16 @@ impl PlayersConfig {
             again: self.again,
             connect: self.connect,
             medium: self.medium,
-        };
+        }
+    }
+
+    fn freeze_one(
+        &self,
+        place: &FrozenPlayer,
+        inputs: &PlayerInputs,
+        seed: u64,
+    ) -> Result<(), FreezePlayerError> {
+        let options = self.options(seed);
         let directory = Destination::Directory(place.snapshot.clone());
         let pool = place.pooled.clone();
         let pool = pool.map(|PooledPlayer { socket, name }| Destination::Pool { socket, name });

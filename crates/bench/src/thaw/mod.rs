@@ -1,29 +1,36 @@
 //! The comparison of planners on players, as `firn bench thaw` runs it.
 
 mod document;
+mod error;
 mod invocation;
 mod open_loop;
 mod picture;
 mod results;
 mod session;
+mod stock;
 mod text;
+
+use std::path::PathBuf;
 
 use firn_memory::planners::{ParsePlannerError, parse, split_list};
 use thiserror::Error;
 
 pub use document::{draw_sessions, sessions_markdown};
+pub use error::SessionError;
 pub use open_loop::OpenLoop;
 #[cfg(test)]
 pub(crate) use results::RowHead;
 pub(crate) use results::Run;
 pub use results::{Noise, RESULTS_VERSION, Results, Row};
-pub use session::{Session, SessionError};
+pub use session::Session;
 pub(crate) use session::{Turn, shuffled};
+pub use stock::{StockError, StockPlayer, StockRow, StockRun};
 
 use crate::batch::Jails;
 use crate::cache::Cache;
 use crate::harness::Harness;
 use crate::players::{PlayersConfig, PlayersError, Subject};
+use crate::traces::load;
 
 /// A comparison of planners on players.
 #[derive(Clone, Debug)]
@@ -60,6 +67,8 @@ pub struct ThawConfig {
     pub mix: Option<u64>,
     /// Whether each microVM serves a second invocation after the first.
     pub warm: bool,
+    /// A program with Firecracker's API that is measured in the same rounds.
+    pub firecracker: Option<PathBuf>,
 }
 
 /// A seed that JSON keeps in full.
@@ -84,6 +93,7 @@ impl Default for ThawConfig {
             open_loop: 0,
             mix: None,
             warm: false,
+            firecracker: None,
         }
     }
 }
@@ -101,6 +111,16 @@ pub enum ThawError {
     /// A planner of `ready` cannot be parsed.
     #[error(transparent)]
     Planner(#[from] ParsePlannerError),
+    /// A program with Firecracker's API makes no snapshot.
+    #[error("cannot snapshot the player of {trace} with {program}")]
+    Stock {
+        /// The program.
+        program: PathBuf,
+        /// The trace.
+        trace: String,
+        /// The reason.
+        source: Box<StockError>,
+    },
     /// A run failed.
     #[error(transparent)]
     Session(#[from] SessionError),
@@ -115,6 +135,20 @@ impl ThawConfig {
             subject.ok_or(ThawError::NotMeasured(planner))?.ready = true;
         }
         Ok(())
+    }
+
+    /// The players' snapshots of the other program, if one is measured.
+    fn stock(&self) -> Result<Vec<StockPlayer>, ThawError> {
+        let Some(program) = &self.firecracker else { return Ok(Vec::new()) };
+        let make = |name: &String| {
+            let trace = load(name).map_err(PlayersError::from)?;
+            let (options, directory) = (self.players.options(1), self.players.directory.as_deref());
+            StockPlayer::make(program, &trace, &options, directory).map_err(|source| {
+                let (program, source) = (program.clone(), Box::new(source));
+                ThawError::Stock { program, trace: trace.name.clone(), source }
+            })
+        };
+        self.players.traces.iter().map(make).collect()
     }
 
     /// Freezes the players, measures, and removes them.
@@ -161,8 +195,10 @@ impl ThawConfig {
             warm: self.warm,
             shortened: false,
         };
+        let stock = self.stock()?;
+        let host = prepared.host.clone();
         let mut results =
-            session.run(prepared.host.clone(), self.order, harness.interrupt, progress)?;
+            session.run_beside(&stock, host, self.order, harness.interrupt, progress)?;
         results.left_out = prepared.left_out.clone();
         results.leaves = Some(self.players.leaves.to_string());
         results.gaps = Some(self.players.gaps.to_string());

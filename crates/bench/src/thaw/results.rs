@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::open_loop::OpenLoop;
+use super::stock::StockRow;
 use crate::cache::Cache;
 use crate::host::Host;
 use crate::players::LeftOut;
@@ -52,6 +53,9 @@ pub struct Results {
     /// planners has one at least.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub noise: Vec<Noise>,
+    /// A program with Firecracker's API that was measured in the same rounds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stock: Vec<StockRow>,
     /// Planners that were not measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<LeftOut>,
@@ -296,6 +300,7 @@ impl Results {
             mix: None,
             results: Vec::new(),
             noise: Vec::new(),
+            stock: Vec::new(),
             left_out: Vec::new(),
         }
     }

@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use firn_base::PAGE_SIZE;
-use firn_memory::planners::{PackError, ParsePlannerError, pack, parse};
-use firn_pool::ClientError;
+use firn_memory::planners::{pack, parse};
 use firn_run::StartError;
 use firn_snapshot::PackedFile;
 use firn_vmm::Shape;
-use thiserror::Error;
 
+use super::error::SessionError;
 use super::open_loop::{self, OpenLoop};
 use super::results::{Noise, Results, Row, RowHead, Run};
-use crate::batch::{self, BatchError, Interrupt, Jails, Player, Prepared, Reports, in_one_group};
+use super::stock::StockPlayer;
+use crate::batch::{self, Interrupt, Jails, Player, Prepared, Reports, in_one_group};
 use crate::cache::{Cache, CacheError, SnapshotFiles};
 use crate::cgroup::MemoryLimit;
 use crate::free_reads::{self, FreeReads};
@@ -65,72 +65,8 @@ pub struct Session {
     pub shortened: bool,
 }
 
-/// Why a session has no results. A single failure ends it, so that no average hides one.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum SessionError {
-    /// A microVM failed.
-    #[error("{planner} failed on {trace} in run {run}")]
-    Batch {
-        /// The planner.
-        planner: String,
-        /// The trace.
-        trace: String,
-        /// The run, from 1, the warm-up included.
-        run: u32,
-        /// The failure.
-        source: BatchError,
-    },
-    /// A monitor cannot stand by, or make a ready clone.
-    #[error("cannot prepare a monitor for {planner} on {trace}")]
-    StandBy {
-        /// The planner.
-        planner: String,
-        /// The trace.
-        trace: String,
-        /// The reason.
-        source: Box<StartError>,
-    },
-    /// The page cache cannot be brought into the required state.
-    #[error("cannot measure {planner} on {trace} in run {run}")]
-    Cache {
-        /// The planner.
-        planner: String,
-        /// The trace.
-        trace: String,
-        /// The run, from 1, the warm-up included.
-        run: u32,
-        /// The reason.
-        source: CacheError,
-    },
-    /// A planner cannot be parsed.
-    #[error(transparent)]
-    Planner(#[from] ParsePlannerError),
-    /// The file that a planner maps cannot be packed.
-    #[error("cannot pack the file that {planner} maps for the player of {trace}")]
-    Pack {
-        /// The planner.
-        planner: String,
-        /// The trace.
-        trace: String,
-        /// The reason.
-        source: Box<PackError>,
-    },
-    /// The pool's manager returned an error.
-    #[error("cannot wait for the pool to be ready")]
-    Pool(#[from] ClientError),
-    /// The files of a snapshot cannot be opened or evicted.
-    #[error("cannot open the player of {trace}")]
-    Player {
-        /// The trace.
-        trace: String,
-        /// The reason.
-        source: CacheError,
-    },
-    /// The session is empty.
-    #[error("nothing to measure: give at least one planner, one trace and one run")]
-    Nothing,
-}
+/// The name of a program that is measured beside planners.
+const OTHER: &str = "the other program";
 
 /// One run of a session.
 #[derive(Clone, Copy)]
@@ -145,13 +81,14 @@ pub(crate) struct Turn<'a> {
 }
 
 impl Session {
-    /// The number of batches that [`run`](Self::run) starts.
-    fn batches(&self) -> u64 {
+    /// The number of batches that [`run_beside`](Self::run_beside) starts.
+    fn batches(&self, stock: &[StockPlayer]) -> u64 {
+        let beside = stock.len() as u64 * self.caches.len() as u64 * u64::from(self.runs);
         let turns = (0..self.caches.len()).map(|state| self.subjects_of(state).len() as u64);
         let in_pool = self.subjects.iter().filter(|subject| subject.in_pool).count() as u64;
         let warming = in_pool * u64::from(self.warm_up);
         let each = u64::from(self.runs) + u64::from(self.open_loop);
-        self.players.len() as u64 * (turns.sum::<u64>() * each + warming)
+        self.players.len() as u64 * (turns.sum::<u64>() * each + warming) + beside
     }
 
     /// The subjects that are measured with a state of the page cache.
@@ -175,10 +112,23 @@ impl Session {
         interrupt: &Interrupt,
         progress: &dyn Progress,
     ) -> Result<Results, SessionError> {
+        self.run_beside(&[], host, seed, interrupt, progress)
+    }
+
+    /// Does the same with another program, which has its turns among those of the planners on the
+    /// players that it has a snapshot of.
+    pub(crate) fn run_beside(
+        &self,
+        stock: &[StockPlayer],
+        host: Host,
+        seed: u64,
+        interrupt: &Interrupt,
+        progress: &dyn Progress,
+    ) -> Result<Results, SessionError> {
         let mut random = Rng::with_seed(seed);
-        let mut steps = Steps::begin(progress, self.batches());
-        let mut done = |player: &FrozenPlayer, subject: &Subject| {
-            steps.advance(&format!("{} on {}", subject.planner, player.trace));
+        let mut steps = Steps::begin(progress, self.batches(stock));
+        let mut done = |player: &FrozenPlayer, name: &str| {
+            steps.advance(&format!("{name} on {}", player.trace));
         };
         let mut results = Results::at(host);
         results.warm_up = self.warm_up;
@@ -200,23 +150,37 @@ impl Session {
                     let player = player.of(subject);
                     let turn = Turn { player, subject, cache, run, unchecked: false };
                     self.batch(&turn, made, interrupt)?;
-                    done(player, subject);
+                    done(player, &subject.planner);
                 }
             }
+            let stock = stock.iter().find(|stock| stock.trace() == player.trace);
+            let mut stock_runs = Vec::new();
             for round in 0..self.runs {
-                for index in shuffled(subjects.len(), &mut random) {
-                    let subject = subjects[index];
+                for index in shuffled(subjects.len() + stock.iter().len(), &mut random) {
+                    let Some(subject) = subjects.get(index).copied() else {
+                        let run = stock.map(|stock| stock.turn(cache, round + 1));
+                        // A signal of the terminal reaches the program, too.
+                        interrupt.check().map_err(|source| SessionError::Batch {
+                            planner: OTHER.to_owned(),
+                            trace: player.trace.clone(),
+                            run: round + 1,
+                            source,
+                        })?;
+                        stock_runs.extend(run.transpose()?);
+                        done(player, OTHER);
+                        continue;
+                    };
                     let player = player.of(subject);
                     let made = &mut made[index];
                     let run = self.warm_up + round + 1;
                     if self.shortened && round >= LONG_RUNS && are_long(&runs[index]) {
-                        done(player, subject);
+                        done(player, &subject.planner);
                         continue;
                     }
                     let unchecked = self.shortened && round > 0;
                     let turn = Turn { player, subject, cache, run, unchecked };
                     runs[index].push(self.batch(&turn, made, interrupt)?);
-                    done(player, subject);
+                    done(player, &subject.planner);
                 }
             }
             let mut rows = Vec::new();
@@ -238,11 +202,12 @@ impl Session {
             }
             for ((subject, row), made) in subjects.iter().zip(&mut rows).zip(&mut made) {
                 let player = player.of(subject);
-                let started = || done(player, subject);
+                let started = || done(player, &subject.planner);
                 row.open_loop =
                     self.open_loop(player, subject, row.total_ms.median, made, interrupt, started)?;
             }
             results.results.extend(rows);
+            results.stock.extend(stock.and_then(|stock| stock.row(cache, &stock_runs)));
         }
         if results.results.is_empty() { Err(SessionError::Nothing) } else { Ok(results) }
     }

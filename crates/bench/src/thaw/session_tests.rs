@@ -110,7 +110,7 @@ fn planners_take_turns() {
         assert!(round.contains(&"p".to_owned()) && round.contains(&"q".to_owned()), "{round:?}");
     }
     assert_eq!(results.order, Some(1));
-    assert_eq!(seen.borrow().len() as u64, session.batches());
+    assert_eq!(seen.borrow().len() as u64, session.batches(&[]));
     let log = fs::read_to_string(directory.path().join("log")).unwrap();
     assert_eq!(log.lines().collect::<Vec<_>>(), *seen.borrow());
     let rows: Vec<_> = results.results.iter().map(|r| (r.planner.as_str(), r.runs)).collect();
@@ -159,7 +159,7 @@ fn starts_at_random_intervals_follow_the_runs() {
     let seen = Seen::default();
     let results = session.run(host(directory.path()), 1, &interrupt, &seen).unwrap();
     assert_eq!(seen.0.borrow()[2..], ["p", "p", "p", "q", "q", "q"]);
-    assert_eq!(seen.0.borrow().len() as u64, session.batches());
+    assert_eq!(seen.0.borrow().len() as u64, session.batches(&[]));
     for row in &results.results {
         let open = row.open_loop.as_ref().unwrap();
         assert_eq!((row.runs, open.starts, open.p95_to_idle_median), (1, 3, 1.0));
@@ -260,7 +260,7 @@ fn a_planner_of_a_pool_gets_the_pool_and_uses_no_page_cache() {
     let of_pool = "pool player\n";
     let of_file = format!("{snapshot}\n");
     assert_eq!(places, format!("{}{of_file}{of_pool}{of_file}", of_pool.repeat(2)));
-    assert_eq!((session.batches(), results.warm_up), (5, 2));
+    assert_eq!((session.batches(&[]), results.warm_up), (5, 2));
     assert!(results.results.iter().all(|row| row.runs == 1));
     let caches: Vec<_> = results.results.iter().map(|row| row.cache).collect();
     assert_eq!(caches, [Cache::Cached, Cache::Unused, Cache::Cached]);

@@ -4,6 +4,7 @@ use firn_base::format_bytes;
 
 use super::invocation::Invocation;
 use super::results::{Results, Row};
+use super::stock::StockRow;
 use crate::stats::Summary;
 use crate::text::{interval, number, table};
 
@@ -33,6 +34,9 @@ impl Results {
         let open: Vec<Vec<String>> = self.results.iter().filter_map(open_loop).collect();
         if !open.is_empty() {
             lines.push(table(OPEN_LOOP, &open));
+        }
+        if !self.stock.is_empty() {
+            lines.push(table(STOCK, &self.stock.iter().map(stock).collect::<Vec<_>>()));
         }
         lines.push(LEGEND.to_owned());
         if self.results.iter().any(|row| row.oversubscribed) {
@@ -131,6 +135,28 @@ fn times(invocation: Invocation<'_>) -> Vec<String> {
     cells.push(or_none(row.settle_ms));
     cells.push(or_none(row.making_ms));
     cells.push(or_none(row.jail_ms));
+    cells
+}
+
+const STOCK: &[&str] = &[
+    "program",
+    "trace",
+    "cache",
+    "runs",
+    "process start, ms",
+    "load and resume, ms",
+    "replay, ms",
+    "total, ms",
+    "interval",
+    "to its line, ms",
+];
+
+fn stock(row: &StockRow) -> Vec<String> {
+    let StockRow { version, trace, cache, runs, .. } = row;
+    let mut cells = vec![version.clone(), trace.clone(), cache.to_string(), runs.to_string()];
+    let times = [row.start_ms, row.load_ms, row.replay_ms, row.total_ms];
+    cells.extend(times.map(|time| number(time.median)));
+    cells.extend([interval(&row.total_ms), number(row.line_ms.median)]);
     cells
 }
 

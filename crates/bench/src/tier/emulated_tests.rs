@@ -112,7 +112,8 @@ fn removed_files_give_their_memory_back() {
     File::open(&path).unwrap().sync_all().unwrap();
     let before = stored();
     fs::remove_file(&path).unwrap();
-    assert!(before - stored() >= 8 << 20);
+    // The file system may write some pages of its own meanwhile.
+    assert!(before - stored() >= 7 << 20);
 }
 
 /// The module is named so that the tests that need a KVM are found.

@@ -14,4 +14,5 @@ mod records;
 mod refusals;
 mod resources;
 mod snapshots;
+mod stock;
 mod taps;

@@ -89,19 +89,19 @@ impl Study<'_> {
     /// Measures cold faults of guests that read at once from an emulated disk, without limits and
     /// with them, and checks that they are not faster than the limits let them.
     fn prove(&self, tier: &mut ActiveTier, readers: u32) -> Result<(), CellError> {
-        let Some(throttle) = tier.used.throttle else { return Ok(()) };
+        let Some((throttle, delay)) = tier.used.limits_for(readers) else { return Ok(()) };
         let players = PlayersConfig {
             gaps: GapFactor::NONE,
             again: None,
             ..self.players(tier, FAULTS, &[false])
         };
-        tier.limit(false)?;
+        tier.limit(None)?;
         let prepared = players.prepare(None, readers, readers, self.harness)?;
         let session = self.session(&prepared, readers, false);
         let pages = |report: &StartReport| report.replay.as_ref().map_or(0, |found| found.pages);
         let mut faults = [0.0; 2];
         for (fault, limited) in faults.iter_mut().zip([false, true]) {
-            tier.limit(limited)?;
+            tier.limit(limited.then_some(readers))?;
             let turn = |run| self.turn(&session, &prepared.subjects[0], tier, run);
             let runs = (1..=self.config.runs).map(turn).collect::<Result<Vec<_>, _>>()?;
             let reports = || runs.iter().flat_map(|run| &run.reports);
@@ -111,7 +111,7 @@ impl Study<'_> {
             *fault = Summary::of(&times.collect::<Vec<_>>()).map_or(0.0, |time| time.median);
             for run in runs.iter().filter(|_| limited) {
                 let reads = run.reports.iter().map(pages).sum();
-                let delayed = tier.used.delay().as_nanos() as f64 * reads as f64;
+                let delayed = delay.as_nanos() as f64 * reads as f64;
                 let least = least_ns(throttle, reads).max(delayed / f64::from(readers));
                 if (run.burst_ns as f64) < least {
                     let (ms, least) = (run.burst_ns as f64 / 1e6, least / 1e6);
@@ -119,7 +119,7 @@ impl Study<'_> {
                 }
             }
         }
-        tier.limit(false)?;
+        tier.limit(None)?;
         let [without_ns, with_ns] = faults;
         tier.used.guest_fault = Some(GuestFault { readers, without_ns, with_ns });
         Ok(())
@@ -277,7 +277,7 @@ impl Study<'_> {
         let mut readahead: Vec<bool> = cells.iter().map(|at| at.readahead).collect();
         readahead.sort_unstable();
         readahead.dedup();
-        tier.limit(false)?;
+        tier.limit(None)?;
         let players = self.players(tier, cells[0].trace, &readahead);
         let quiet =
             Harness { progress: &Quiet, program: self.harness.program.clone(), ..*self.harness };
@@ -311,9 +311,9 @@ impl Study<'_> {
     }
 
     fn run_arm(&self, arm: &mut Arm<'_>, run: u32) -> Result<(), CellError> {
-        arm.tier.limit(true)?;
+        arm.tier.limit(Some(arm.at.microvms))?;
         let made = self.turn(&arm.session, &arm.subject, arm.tier, run);
-        arm.tier.limit(false)?;
+        arm.tier.limit(None)?;
         arm.runs.push(made?);
         Ok(())
     }

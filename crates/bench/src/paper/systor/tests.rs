@@ -47,7 +47,7 @@ fn cell(trace: &str, tier: TierName, microvms: u32, times: [f64; 4]) -> Cell {
 
 /// A tier as it could be measured.
 fn used(name: TierName) -> TierUse {
-    let disk = |throttle| TierUse {
+    let disk = |throttle: Throttle| TierUse {
         parameters: Some(Parameters::Disk(DiskParameters {
             latency_ns: 180e3,
             read_bandwidth: 500_000_000,
@@ -55,7 +55,7 @@ fn used(name: TierName) -> TierUse {
         })),
         own_latency_ns: Some(14e3),
         throttle: Some(throttle),
-        delays: true,
+        delays: throttle.read_iops.is_none(),
         guest_fault: Some(GuestFault { readers: 4, without_ns: 20e3, with_ns: 190e3 }),
         ..TierUse::new(name.name(), Realisation::Emulated, "a <loop>")
     };

@@ -1,7 +1,9 @@
 //! The tiers of the study on this host: real, emulated or modelled.
 
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::thread::available_parallelism;
 use std::time::Duration;
 
 use procfs::{Current, Meminfo};
@@ -103,8 +105,8 @@ pub struct TierUse {
     /// Its limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttle: Option<Throttle>,
-    /// Whether each read is delayed to the latency of the parameters. Otherwise the rate of reads
-    /// stands for it.
+    /// Whether each read is delayed to the latency of the parameters. Where there is a rate of
+    /// reads, too, that stands for the latency of more microVMs than the host has processors.
     #[serde(default)]
     pub delays: bool,
     /// Guests' cold faults on it without limits and with them.
@@ -156,8 +158,20 @@ impl TierUse {
         format!("{}: {} ({})", self.name, self.how, parts.join("; "))
     }
 
-    /// By how much each read is delayed.
-    pub(super) fn delay(&self) -> Duration {
+    /// The limits for a number of microVMs at once, and by how much each read is delayed. A delay
+    /// keeps a processor, so a rate of reads stands for it where there is one and more microVMs
+    /// than processors wait.
+    pub(super) fn limits_for(&self, microvms: u32) -> Option<(Throttle, Duration)> {
+        let throttle = self.throttle?;
+        let processors = available_parallelism().map_or(1, NonZero::get);
+        if throttle.read_iops.is_some() && microvms as usize > processors {
+            return Some((throttle, Duration::ZERO));
+        }
+        Some((Throttle { read_iops: None, ..throttle }, self.delay()))
+    }
+
+    /// By how much the device is faster than its parameters, if its reads are delayed.
+    fn delay(&self) -> Duration {
         let Some(Parameters::Disk(disk)) = self.parameters.filter(|_| self.delays) else {
             return Duration::ZERO;
         };
@@ -174,10 +188,16 @@ impl TierUse {
     pub(super) fn limits(&self) -> Option<String> {
         let limits = self.throttle.map(|limits| {
             let bandwidth = format!("{} MB/s", limits.read_bps / 1_000_000);
-            match limits.read_iops {
-                Some(iops) => format!("{iops} reads/s, {bandwidth}"),
-                None if self.delays => format!("each read delayed to the latency, {bandwidth}"),
-                None => bandwidth,
+            let delay = "each read delayed to the latency";
+            match (limits.read_iops, self.delays) {
+                (Some(iops), true) => {
+                    format!(
+                        "{delay}, or {iops} reads/s with more microVMs than processors, {bandwidth}"
+                    )
+                }
+                (Some(iops), false) => format!("{iops} reads/s, {bandwidth}"),
+                (None, true) => format!("{delay}, {bandwidth}"),
+                (None, false) => bandwidth,
             }
         });
         let model = self.model.map(|model| {
@@ -287,7 +307,7 @@ impl Media {
             parameters: Some(Parameters::Disk(parameters)),
             own_latency_ns: Some(own_latency_ns),
             throttle: Some(parameters.throttle(depth)),
-            delays: depth == 1,
+            delays: true,
             ..TierUse::new(
                 name.name(),
                 Realisation::Emulated,
@@ -354,19 +374,13 @@ impl ActiveTier {
         }
     }
 
-    /// Sets or lifts the limits.
-    pub(super) fn limit(&self, on: bool) -> Result<(), EmulateError> {
-        match (&self.place, self.used.throttle) {
-            (Place::Disk(disk), Some(throttle)) if on => {
-                disk.throttle(throttle)?;
-                disk.delay_reads(self.used.delay())
-            }
-            (Place::Disk(disk), _) => {
-                disk.throttle(Throttle::NONE)?;
-                disk.delay_reads(Duration::ZERO)
-            }
-            _ => Ok(()),
-        }
+    /// Sets the limits for a number of microVMs at once, or lifts them.
+    pub(super) fn limit(&self, microvms: Option<u32>) -> Result<(), EmulateError> {
+        let Place::Disk(disk) = &self.place else { return Ok(()) };
+        let limits = microvms.and_then(|microvms| self.used.limits_for(microvms));
+        let (throttle, delay) = limits.unwrap_or((Throttle::NONE, Duration::ZERO));
+        disk.throttle(throttle)?;
+        disk.delay_reads(delay)
     }
 }
 

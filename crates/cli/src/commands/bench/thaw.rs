@@ -1,5 +1,7 @@
 //! `firn bench thaw`: a comparison of planners on the player.
 
+use std::path::PathBuf;
+
 use anyhow::ensure;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -22,6 +24,7 @@ use crate::output;
   firn bench thaw --planner pass,firn:granule=16k --standby --ready firn:granule=16k --pool pool.sock --trace json-a
   firn bench thaw --trace json-a --concurrency 32 --runs 3 --json results.json --plot results.svg
   firn bench thaw --planner firecracker --trace json-a --cache cold --gaps 1 --again 1000 --warm
+  firn bench thaw --planner firecracker,firn --pool pool.sock --trace json-a --firecracker /usr/bin/firecracker
 
 Each microVM is a process of its own, and all its pages are checked after the time was measured: a single wrong page fails
 the command. Planners that use a profile get one that was recorded before all measurements on the function's other input, if
@@ -82,6 +85,11 @@ pub(crate) struct BenchThawArgs {
     /// identical one: cold and warm beside each other
     #[arg(long, conflicts_with = "open_loop")]
     warm: bool,
+    /// Measure a program with Firecracker's API, such as Firecracker itself, in the same rounds: it
+    /// boots the player, snapshots it, and loads the snapshot in each run
+    #[arg(long, value_name = "PROGRAM", env = "FIRECRACKER",
+        conflicts_with_all = ["standby", "mix", "warm"])]
+    firecracker: Option<PathBuf>,
     #[command(flatten)]
     files: FilesArgs,
 }
@@ -106,6 +114,12 @@ pub(super) fn run(arguments: &BenchThawArgs) -> anyhow::Result<()> {
              --concurrency and --cache cold with --open-loop"
         );
     }
+    ensure!(
+        arguments.firecracker.is_none()
+            || (arguments.concurrency == 1 && arguments.ready.is_empty()),
+        "another program is compared with single starts in monitors of their own: leave out --concurrency and --ready with \
+         --firecracker"
+    );
     let files = arguments.files.prepare()?;
     let (players, _pool) = arguments.players.config()?;
     let config = ThawConfig {
@@ -123,6 +137,7 @@ pub(super) fn run(arguments: &BenchThawArgs) -> anyhow::Result<()> {
         open_loop: arguments.open_loop,
         mix: arguments.mix,
         warm: arguments.warm,
+        firecracker: arguments.firecracker.clone(),
     };
     let results = measure(|harness| Ok(config.run(harness)?))?;
     output::line(&results.text());
