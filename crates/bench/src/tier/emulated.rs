@@ -5,9 +5,10 @@
 //! worker, so there a read takes two wake-ups of a processor too: 33 to 90 µs in a virtual machine.
 //! A BPF program delays each read by what the emulated disk takes longer ([`ReadDelay`]).
 //!
-//! blk-throttle (cgroup version 1) limits the rates of a device for the tasks of one group. KVM may read a page
-//! of a guest in a kernel worker instead of the monitor's thread. Both are in the root group, so
-//! the rule is one of the root group. The device is dedicated, so the rule affects nothing else.
+//! blk-throttle (cgroup version 1) limits the rates of a device for the tasks of one group. KVM may
+//! read a page of a guest in a kernel worker instead of the monitor's thread. Both are in the root
+//! group, so the rule is one of the root group. The device is dedicated, so the rule affects
+//! nothing else.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -142,8 +143,8 @@ fn whole(rate: f64) -> u64 {
 }
 
 impl EmulatedDisk {
-    /// Makes an ext4 on a new device of `size` bytes, whose memory is taken as it is written. It has
-    /// no limits yet.
+    /// Makes an ext4 on a new device of `size` bytes, whose memory is taken as it is written. It
+    /// has no limits yet.
     pub(crate) fn make(size: u64) -> Result<Self, EmulateError> {
         let device = Device::make(size)?;
         let path = device_path(device.index);

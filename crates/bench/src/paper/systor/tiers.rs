@@ -37,8 +37,9 @@ const SSD: DiskParameters =
     DiskParameters { latency_ns: 180e3, read_bandwidth: 500_000_000, write_bandwidth: 500_000_000 };
 /// Readers at which the paper finds the SSD's rate of random reads saturated (4.2.1).
 pub(super) const SSD_DEPTH: u32 = 4;
-/// The slice of blk-throttle, ns: reads of one slice may come at its begin.
-const SLICE_NS: f64 = 100e6;
+/// The slice of blk-throttle, ns, with the ticks of the kernel's clock that it is rounded up by:
+/// reads of one slice may come at its begin.
+const SLICE_NS: f64 = 110e6;
 
 /// Published figures of a medium.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
