@@ -469,7 +469,7 @@ pub static EXPERIMENTS: [Experiment; 36] = [
             quantity: Quantity::Fetch,
             ..Replays::ONE
         }]),
-        verdict: Verdict::Differs("REAP is the faster one"),
+        verdict: Verdict::Differs("REAP is the faster one on image, and level on ffmpeg"),
         measured: "[ffmpeg and image](faasnap.md#table-3-what-a-start-reads-and-waits-for)",
     },
     Experiment {
