@@ -33,8 +33,7 @@ const PAPER: &str = "paper";
 /// Records the traces that are missing, or those in `FUNCTIONS`: `NAME` for a function's two
 /// inputs, `NAME-a2` for its trace with repeated accesses, `NAME-sizes` for inputs of other sizes,
 /// `NAME-paper` for those of a paper's size, `NAME-holders` for what held the pages that input a
-/// touched. Every recording has a lab of its
-/// own, so a failure of one does not affect the others.
+/// touched. Every recording has a lab of its own, so a failure of one does not affect the others.
 pub(super) fn record(context: &Context) -> Result<()> {
     let mut failed = String::new();
     for name in recordings(context)? {

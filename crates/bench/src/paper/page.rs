@@ -270,8 +270,7 @@ impl Outcome {
 
     /// A column of any table of rows.
     fn column(&self, name: &str) -> Option<Column> {
-        let columns = self.columns().into_iter().chain(OF_SESSIONS);
-        columns.into_iter().find(|(head, _)| *head == name)
+        self.columns().into_iter().chain(OF_SESSIONS).find(|(head, _)| *head == name)
     }
 
     /// Starts at random intervals.

@@ -33,8 +33,8 @@ have content, except in the guests of faasnap.
 
 The experiments of SYSTOR '22 (`systor` names all of them) measure cold and warm invocations on tiers: dram is real, nvme and
 ssd are emulated by a compressed disk in memory (zram) with limits, dcpm (persistent memory) and cxl are modelled. They
-need root, the kernel's zram and mkfs.ext4, and so does faasnap-figure-11. A tier or cell that fails or does not fit into memory is left out, with the reason.
-pass-figure-4 and pass-table-2 need --dir on a DAX file system.
+need root, the kernel's zram and mkfs.ext4, and so does faasnap-figure-11. A tier or cell that fails or does not fit into
+memory is left out, with the reason. pass-figure-4 and pass-table-2 need --dir on a DAX file system.
 
 Results are written after each function. What the same build has measured into the directory with the same options is not
 measured again, so an interrupted command goes on where it was when it is repeated.";
