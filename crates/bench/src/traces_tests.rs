@@ -40,15 +40,23 @@ fn every_function_has_two_inputs_with_the_same_memory() {
         assert_eq!(a.layout(), b.layout(), "{function}");
         assert_ne!(a.touches(), b.touches(), "{function}");
     }
-    let again = EMBEDDED.iter().filter(|(name, _)| name.ends_with("-a2")).count();
-    let sized = EMBEDDED.iter().filter(|(name, _)| is_sized(name)).count();
-    assert_eq!(EMBEDDED.len() - again - sized, 2 * functions.len());
+    let again = of_folder("").filter(|(name, _)| name.ends_with("-a2")).count();
+    assert_eq!(of_folder("").count() - again, 2 * functions.len());
 }
 
-/// Whether a trace is one of the inputs of several sizes.
-fn is_sized(name: &str) -> bool {
-    let (_, input) = name.rsplit_once('-').unwrap();
-    input == BASE || SIZES.iter().any(|(_, size)| *size == input)
+/// The traces in a folder of `traces`.
+fn of_folder(folder: &str) -> impl Iterator<Item = &'static (&'static str, &'static [u8])> {
+    EMBEDDED.iter().filter(move |(name, _)| {
+        let (_, input) = name.rsplit_once('-').unwrap();
+        let own = if name.contains("-paper-") {
+            "paper"
+        } else if input == BASE || SIZES.iter().any(|(_, size)| *size == input) {
+            "sizes"
+        } else {
+            ""
+        };
+        own == folder
+    })
 }
 
 #[test]
@@ -74,11 +82,12 @@ fn grouped(number: u64) -> String {
     groups.join(",")
 }
 
-/// A table of `traces/README.md`: the content of each trace, and the source of its function.
-fn table(sized: bool) -> String {
+/// A table of `traces/README.md`: the content of each trace of a folder, and the source of its
+/// function.
+fn table(folder: &str) -> String {
     let functions = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/functions");
     let mut table = String::new();
-    for (name, bytes) in EMBEDDED.iter().filter(|(name, _)| is_sized(name) == sized) {
+    for (name, bytes) in of_folder(folder) {
         let trace = load(name).unwrap().trace;
         let origin = trace.origin();
         let again = trace.again().map_or("", |_| "2");
@@ -134,7 +143,7 @@ fn table_of_repeats() -> String {
 fn the_readme_describes_every_trace() {
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces/README.md");
     let readme = fs::read_to_string(readme).unwrap();
-    for table in [table(false), table(true), table_of_repeats()] {
+    for table in [table(""), table("sizes"), table("paper"), table_of_repeats()] {
         assert!(readme.contains(&table), "traces/README.md must contain:\n{table}");
     }
 }

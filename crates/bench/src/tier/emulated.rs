@@ -1,14 +1,14 @@
-//! An emulated disk: a compressed disk in memory (zram), throttled for every process of the host.
+//! An emulated disk: a compressed disk in memory (zram) whose reads are delayed.
 //!
 //! A read of zram is done by the thread that asks for it, in 4 to 6 µs (Linux,
 //! Documentation/admin-guide/blockdev/zram.rst). A loop device over memory reads in a kernel
 //! worker, so there a read takes two wake-ups of a processor too: 33 to 90 µs in a virtual machine.
 //! A BPF program delays each read by what the emulated disk takes longer ([`ReadDelay`]).
 //!
-//! blk-throttle (cgroup version 1) limits the rates of a device for the tasks of one group. KVM may
-//! read a page of a guest in a kernel worker instead of the monitor's thread. Both are in the root
-//! group, so the rule is one of the root group. The device is dedicated, so the rule affects
-//! nothing else.
+//! A volume that is known by its limits is emulated with those: blk-throttle (cgroup version 1)
+//! limits the rates of a device for the tasks of one group. KVM may read a page of a guest in a
+//! kernel worker instead of the monitor's thread. Both are in the root group, so the rule is one of
+//! the root group. The device is dedicated, so the rule affects nothing else.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -44,6 +44,10 @@ pub struct DiskParameters {
     pub read_bandwidth: u64,
     /// Bytes written in a second.
     pub write_bandwidth: u64,
+    /// Readers at once that saturate it with reads of 4 KiB (4.2.1); `None` where it serves any
+    /// number at the latency of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub saturating_readers: Option<u32>,
 }
 
 /// The limits of a device for the root group.
@@ -117,29 +121,38 @@ struct Device {
     file: Option<File>,
     major: u32,
     minor: u32,
-    controller: PathBuf,
 }
 
 impl DiskParameters {
-    /// The limits of a disk that `readers` at once saturate. One reader needs no limit on the rate:
-    /// the latency of each read is one.
-    pub(crate) fn throttle(&self, readers: u32) -> Throttle {
-        let rate = whole(1e9 * f64::from(readers) / self.latency_ns);
-        Throttle {
-            read_iops: (readers > 1).then_some(rate),
-            read_bps: self.read_bandwidth,
-            write_bps: self.write_bandwidth,
-        }
+    /// What a read takes on a host with `processors` where `readers` wait at once and each keeps a
+    /// processor: together they read as fast as from the disk, whose readers sleep.
+    pub(crate) fn busy(&self, readers: u32, processors: u32) -> ReadTimes {
+        let at_once = f64::from(readers.min(processors));
+        let served = self.saturating_readers.map_or(readers, |most| readers.min(most));
+        let latency_ns = self.latency_ns * at_once / f64::from(served.max(1));
+        // All of them share the bandwidth.
+        let further_page_ns = PAGE_SIZE as f64 * 1e9 * at_once / self.read_bandwidth as f64;
+        ReadTimes { first_page_ns: latency_ns.max(further_page_ns), further_page_ns }
     }
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "rates of reads are positive and far smaller"
-)]
-fn whole(rate: f64) -> u64 {
-    rate.round().clamp(1.0, 1e12) as u64
+/// What a read takes, ns.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct ReadTimes {
+    /// Its first page of 4 KiB.
+    pub(crate) first_page_ns: f64,
+    /// Each further page.
+    pub(crate) further_page_ns: f64,
+}
+
+impl ReadTimes {
+    /// By how much it takes longer than on a faster device.
+    pub(crate) fn beyond(self, faster: Self) -> Self {
+        Self {
+            first_page_ns: (self.first_page_ns - faster.first_page_ns).max(0.0),
+            further_page_ns: (self.further_page_ns - faster.further_page_ns).max(0.0),
+        }
+    }
 }
 
 impl EmulatedDisk {
@@ -164,10 +177,14 @@ impl EmulatedDisk {
         self.device.throttle(throttle)
     }
 
-    /// Delays each read of the device; zero ends that.
-    pub(crate) fn delay_reads(&self, delay: Duration) -> Result<(), EmulateError> {
-        let attach = || ReadDelay::attach(self.device.major, self.device.minor, delay);
-        let attached = if delay.is_zero() { None } else { Some(attach()?) };
+    /// Delays each read of the device; zeros end that.
+    pub(crate) fn delay_reads(&self, by: ReadTimes) -> Result<(), EmulateError> {
+        let attach = || {
+            let [first, further] =
+                [by.first_page_ns, by.further_page_ns].map(|ns| Duration::from_secs_f64(ns / 1e9));
+            ReadDelay::attach(self.device.major, self.device.minor, first, further)
+        };
+        let attached = if by == ReadTimes::default() { None } else { Some(attach()?) };
         self.delay.replace(attached);
         Ok(())
     }
@@ -175,7 +192,7 @@ impl EmulatedDisk {
     /// Reads of the device that the root group's limits have counted so far.
     #[cfg(test)]
     pub(crate) fn reads(&self) -> Result<u64, EmulateError> {
-        let path = self.device.controller.join("blkio.throttle.io_serviced");
+        let path = controller()?.join("blkio.throttle.io_serviced");
         let text = fs::read_to_string(&path).map_err(failed(format!("read {}", path.display())))?;
         Ok(served(&text, &self.device.number()))
     }
@@ -195,14 +212,13 @@ fn served(text: &str, device: &str) -> u64 {
 impl Device {
     /// Makes a device of `size` bytes with an empty ext4.
     fn make(size: u64) -> Result<Self, EmulateError> {
-        let controller = controller()?;
         load_zram()?;
         remove_left();
         let index = fs::read_to_string(Path::new(CONTROL).join("hot_add"))
             .and_then(|index| index.trim().parse().map_err(io::Error::other))
             .map_err(failed("make a compressed disk"))?;
         // From here on the drop removes the device.
-        let mut device = Self { index, file: None, major: 0, minor: 0, controller };
+        let mut device = Self { index, file: None, major: 0, minor: 0 };
         let path = device_path(index);
         let open = || {
             let file = File::open(&path)?;
@@ -226,12 +242,13 @@ impl Device {
     }
 
     fn throttle(&self, throttle: Throttle) -> Result<(), EmulateError> {
+        let controller = controller()?;
         for (file, limit) in [
             ("read_iops", throttle.read_iops.unwrap_or_default()),
             ("read_bps", throttle.read_bps),
             ("write_bps", throttle.write_bps),
         ] {
-            let path = self.controller.join(format!("blkio.throttle.{file}_device"));
+            let path = controller.join(format!("blkio.throttle.{file}_device"));
             // A limit of 0 removes one.
             let rule = format!("{} {limit}", self.number());
             fs::write(&path, rule)

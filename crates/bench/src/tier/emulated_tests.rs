@@ -10,14 +10,29 @@ use crate::cache::{Cache, SnapshotFiles};
 use crate::player::{PlayerInputs, PlayerOptions, freeze};
 use crate::traces::load;
 
-const SSD: DiskParameters =
-    DiskParameters { latency_ns: 180e3, read_bandwidth: 500_000_000, write_bandwidth: 500_000_000 };
-
 #[test]
-fn a_rate_stands_for_the_latency_of_several_readers() {
-    let one = SSD.throttle(1);
-    assert_eq!((one.read_iops, one.read_bps), (None, 500_000_000));
-    assert_eq!(SSD.throttle(4).read_iops, Some(22_222));
+fn readers_that_keep_processors_read_together_as_fast_as_readers_that_sleep() {
+    let disk = |saturating_readers| DiskParameters {
+        latency_ns: 180e3,
+        read_bandwidth: 500_000_000,
+        write_bandwidth: 500_000_000,
+        saturating_readers,
+    };
+    // Reads of all in a latency, by readers and processors.
+    for (saturating, readers, processors, reads) in [
+        (None, 1, 2, 1.0),
+        (None, 2, 2, 2.0),
+        (None, 8, 2, 8.0),
+        (Some(4), 1, 2, 1.0),
+        (Some(4), 4, 2, 4.0),
+        (Some(4), 8, 2, 4.0),
+        (Some(4), 8, 16, 4.0),
+        (Some(4), 2, 16, 2.0),
+    ] {
+        let latency = disk(saturating).busy(readers, processors).first_page_ns;
+        let at_once = f64::from(readers.min(processors));
+        assert_eq!(180e3 * at_once / latency, reads, "{saturating:?} {readers} {processors}");
+    }
 }
 
 #[test]
@@ -28,19 +43,20 @@ fn reads_of_one_device_are_found_among_others() {
 
 fn can_emulate() -> bool {
     let root = firn_required::has("root", rustix::process::geteuid().is_root());
-    // Control groups of version 1 are a property of the host that nothing else here needs.
-    root && controller().is_ok() && load_zram().is_ok()
+    // The module is a property of the host that nothing else here needs.
+    root && load_zram().is_ok()
 }
 
 #[test]
 fn limits_are_of_the_device_and_leave_with_it() {
-    if !can_emulate() {
+    // So are control groups of version 1.
+    if !can_emulate() || controller().is_err() {
         return;
     }
     let disk = EmulatedDisk::make(64 << 20).unwrap();
     let (path, number) = (disk.path().to_owned(), disk.device.number());
     let device = device_path(disk.device.index);
-    let limits = disk.device.controller.join("blkio.throttle.read_iops_device");
+    let limits = controller().unwrap().join("blkio.throttle.read_iops_device");
     let rule = format!("{number} 1234");
     let has = |rule: &str| fs::read_to_string(&limits).unwrap().lines().any(|line| line == rule);
     let throttle = Throttle { read_iops: Some(1234), read_bps: 1 << 30, write_bps: 1 << 30 };
@@ -70,28 +86,35 @@ fn what_a_killed_process_left_is_removed_and_what_is_in_use_stays() {
 
 /// The program waits at least so long, so no load of the host makes this fail.
 #[test]
-fn each_read_takes_the_delay_at_least() {
+fn each_read_takes_the_delays_of_its_pages_at_least() {
     if !can_emulate() {
         return;
     }
-    let (delay, pages) = (Duration::from_micros(170), 64);
+    let delay = Duration::from_micros(170);
     let disk = EmulatedDisk::make(64 << 20).unwrap();
     let path = disk.path().join("file");
     fs::write(&path, vec![1; 64 * 4096]).unwrap();
     let file = File::open(&path).unwrap();
     file.sync_all().unwrap();
-    let read = || {
+    let read = |len: usize| {
         assert!(firn_memory::page_cache::evict(&file).unwrap().is_cold());
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
         let begin = Instant::now();
-        for page in 0..u64::from(pages) {
-            file.read_exact_at(&mut [0; 1], page * 4096).unwrap();
+        for offset in (0..64 * 4096).step_by(len) {
+            file.read_exact_at(&mut vec![0; len], offset).unwrap();
         }
         begin.elapsed()
     };
-    disk.delay_reads(delay).unwrap();
-    assert!(read() >= delay * pages);
-    disk.delay_reads(Duration::ZERO).unwrap();
+    let ns = |time: Duration| time.as_secs_f64() * 1e9;
+    disk.delay_reads(ReadTimes { first_page_ns: ns(delay), further_page_ns: 0.0 }).unwrap();
+    assert!(read(4096) >= delay * 64);
+    // Four requests of 16 pages.
+    let [first, further] = [100, 30].map(Duration::from_micros);
+    let both = ReadTimes { first_page_ns: ns(first), further_page_ns: ns(further) };
+    disk.delay_reads(both).unwrap();
+    // The program counts whole nanoseconds of a sector.
+    assert!(read(16 * 4096) >= (first + further * 15) * 4 - Duration::from_micros(1));
+    disk.delay_reads(ReadTimes::default()).unwrap();
     assert!(disk.delay.borrow().is_none());
 }
 
@@ -125,7 +148,7 @@ mod player {
     #[test]
     fn cold_faults_of_a_guest_are_reads_of_the_root_group() {
         let has_kvm = firn_required::has("kvm", open_kvm(KVM_DEVICE.as_ref()).is_ok());
-        if !has_kvm || !can_emulate() {
+        if !has_kvm || !can_emulate() || controller().is_err() {
             return;
         }
         let disk = EmulatedDisk::make(256 << 20).unwrap();

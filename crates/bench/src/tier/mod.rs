@@ -21,11 +21,11 @@ use firn_base::format_bytes;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-pub(crate) use emulated::EmulatedDisk;
 pub use emulated::{DiskParameters, EmulateError, Throttle};
+pub(crate) use emulated::{EmulatedDisk, ReadTimes};
 pub use list::{TierList, TierListError};
 pub use medium::{Space, TierMedium};
-pub(crate) use probe::disk_latency;
+pub(crate) use probe::read_times;
 pub use probe::{MicroRate, Probe, ProbeConfig, ProbeError, ReadRate, WriteCost};
 pub use snapshot::{SnapshotSize, SnapshotSizeError};
 

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::area::{Area, BLOCK, Buffer};
+use super::emulated::ReadTimes;
 use super::{GRANULE, Tier, TierError, TierMedium};
 use crate::batch::BatchError;
 use crate::harness::Harness;
@@ -155,13 +156,17 @@ pub struct MicroRate {
     pub bytes_per_second: f64,
 }
 
-/// The time of random reads of 4 KiB in a directory on a disk, ns.
-pub(crate) fn disk_latency(directory: &Path) -> Result<Summary, ProbeError> {
+/// What random reads of one reader in a directory on a disk take: the median of 4 KiB, and a page
+/// of a larger read.
+pub(crate) fn read_times(directory: &Path) -> Result<ReadTimes, ProbeError> {
     let medium = TierMedium::Disk { path: directory.to_owned() };
     let size = u64_of(BLOCK) * MOST_READERS;
     let area = Area::make(&medium, size)?;
     let prober = Prober { area: &area, size, time: Duration::from_millis(200) };
-    prober.latency(false).map_err(|source| ProbeError::io(&medium, source))
+    let failed = |source| ProbeError::io(&medium, source);
+    let first_page_ns = prober.latency(false).map_err(failed)?.median;
+    let bandwidth = prober.rate(1, BLOCK).map_err(failed)? * BLOCK as f64;
+    Ok(ReadTimes { first_page_ns, further_page_ns: PAGE_SIZE as f64 * 1e9 / bandwidth })
 }
 
 /// A measurement of an area.

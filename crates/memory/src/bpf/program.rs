@@ -49,6 +49,7 @@ const MOV_REG: u8 = 0xbf;
 const MOV: u8 = 0xb7;
 const ADD: u8 = 0x07;
 const ADD_REG: u8 = 0x0f;
+const MUL: u8 = 0x27;
 const AND: u8 = 0x57;
 const LSH: u8 = 0x67;
 const RSH: u8 = 0x77;
@@ -67,7 +68,7 @@ const PSEUDO_KERNEL_FUNCTION: u8 = 2;
 /// The most turns of a loop that waits. The kernel checks each turn, and gives up after some 8,000.
 const TURNS: i32 = 6_000;
 /// Looks at the clock in a turn, of 20 ns and more each.
-const LOOKS: usize = 4;
+const LOOKS: usize = 8;
 /// A placeholder for the offset of the end of the program.
 const END: i16 = i16::MAX;
 
@@ -206,8 +207,8 @@ pub(super) fn prefetching(
     to_end(program)
 }
 
-/// `if (a page of the device is read) for (end = now() + delay_ns; now() < end;) {}`
-pub(super) fn delaying(at: &Queued, device: u32, delay_ns: u64) -> Vec<Insn> {
+/// `if (the device is read) for (end = now() + delay_ns + sectors * sector_ns; now() < end;) {}`
+pub(super) fn delaying(at: &Queued, device: u32, delay_ns: i64, sector_ns: i32) -> Vec<Insn> {
     let look = insn(CALL, 0, 0, 0, BPF_FUNC_KTIME_GET_NS);
     let mut program = vec![insn(LDX_U32, 2, 1, at.device, 0)];
     program.extend(load_immediate(3, 0, u64::from(device)));
@@ -215,10 +216,12 @@ pub(super) fn delaying(at: &Queued, device: u32, delay_ns: u64) -> Vec<Insn> {
         insn(JNE_REG, 2, 3, END, 0),
         insn(LDX_U8, 2, 1, at.operation, 0),
         insn(JNE, 2, 0, END, i32::from(b'R')),
+        insn(LDX_U32, 6, 1, at.sectors, 0),
+        insn(MUL, 6, 0, 0, sector_ns),
         look,
-        insn(MOV_REG, 6, 0, 0, 0),
+        insn(ADD_REG, 6, 0, 0, 0),
     ]);
-    program.extend(load_immediate(2, 0, delay_ns));
+    program.extend(load_immediate(2, 0, delay_ns.cast_unsigned()));
     program.extend([insn(ADD_REG, 6, 2, 0, 0), insn(MOV, 7, 0, 0, TURNS)]);
     let turn = program.len();
     program.extend([look; LOOKS]);

@@ -94,6 +94,8 @@ pub(super) struct Queued {
     pub(super) device: i16,
     /// The operation as letters, of which the first is `R` for a read.
     pub(super) operation: i16,
+    /// The length in sectors of 512 bytes.
+    pub(super) sectors: i16,
 }
 
 impl Queued {
@@ -103,6 +105,7 @@ impl Queued {
             id: event.id,
             device: event.field("dev", &["4"])?,
             operation: event.field("rwbs", &["8", "10"])?,
+            sectors: event.field("nr_sector", &["4"])?,
         })
     }
 }

@@ -143,9 +143,8 @@ impl Cell {
     /// of its last invocation; of memory by the model, loads of 64 bytes of the first invocation
     /// and copied pages.
     pub(super) fn medium_bytes(&self, tier: Option<&TierUse>) -> f64 {
-        let disk =
-            tier.is_some_and(|tier| tier.throttle.is_some()) || self.row.cache == Cache::Cold;
-        if disk {
+        let emulated = tier.is_some_and(|tier| tier.delay_for(1).is_some());
+        if emulated || self.row.cache == Cache::Cold {
             self.row.batch_page_cache_bytes as f64 / f64::from(self.microvms.max(1))
         } else {
             self.row.read_only_loads.unwrap_or_default() as f64 * LINE + self.written as f64 * PAGE

@@ -62,13 +62,6 @@ pub enum View {
     Slowdown,
 }
 
-impl View {
-    /// Whether its experiments have several microVMs at once.
-    pub(super) fn scales(self) -> bool {
-        matches!(self, Self::Cold | Self::Warm)
-    }
-}
-
 /// The paper's classes of functions (table 3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

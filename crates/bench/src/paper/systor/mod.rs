@@ -40,6 +40,8 @@ use crate::traces::{LoadTraceError, load};
 
 /// DRAM of a microVM beside its image: its monitor, page tables, and the player's lists.
 const MONITOR: u64 = 8 << 20;
+/// Guests at once, at most, that check the delays of a tier.
+const PROVED_READERS: u32 = 4;
 
 /// How the experiments run.
 #[derive(Clone, Debug)]
@@ -120,9 +122,9 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    fn activate(self, media: &mut Media, scales: bool) -> Result<ActiveTier, ActivateError> {
+    fn activate(self, media: &mut Media) -> Result<ActiveTier, ActivateError> {
         match self {
-            Self::Paper(name) => media.of_paper(name, scales),
+            Self::Paper(name) => media.of_paper(name),
             Self::Real(tier) => ActiveTier::real(tier),
         }
     }
@@ -209,15 +211,15 @@ impl SystorConfig {
                 all.extend(cells.map(|&readahead| At { trace, tier, microvms, readahead }));
             }
         }
-        let scales = experiment.view.scales();
         // What an experiment compares on a tier is measured in one session.
         let found = |at: &At<'_>| {
             let mut all = experiment.readahead.iter();
-            let complete =
-                all.all(|&on| find(&known, At { readahead: on, ..*at }, scales).is_some());
-            find(&known, *at, scales).filter(|_| complete)
+            let complete = all.all(|&on| find(&known, At { readahead: on, ..*at }).is_some());
+            find(&known, *at).filter(|_| complete)
         };
         let study = Study { config: self, harness, room };
+        let most = experiment.microvms.iter().filter(|number| **number <= self.most).max();
+        let readers = most.map_or(1, |most| (*most).min(PROVED_READERS));
         let (mut media, mut tiers) = (Media::default(), Vec::new());
         for candidate in &candidates {
             let name = candidate.name();
@@ -228,7 +230,7 @@ impl SystorConfig {
                 outcome.tiers.push(used.clone());
                 continue;
             }
-            match study.set_up(*candidate, &mut media, scales)? {
+            match study.set_up(*candidate, &mut media, readers)? {
                 Ok(active) => {
                     outcome.tiers.push(active.used.clone());
                     tiers.push((*candidate, active));
@@ -249,7 +251,7 @@ impl SystorConfig {
                     if active.is_none_or(|(_, active)| active.used.is_same(used)) =>
                 {
                     outcome.cells.push(cell.clone());
-                    outcome.noise.extend(find_noise(&known, *at, scales).cloned());
+                    outcome.noise.extend(find_noise(&known, *at).cloned());
                 }
                 _ if active.is_some() => missing.push(*at),
                 _ => {}
@@ -308,21 +310,16 @@ impl SystorConfig {
 }
 
 /// A cell that was measured before, and its tier.
-fn find<'a>(
-    known: &[&'a SystorOutcome],
-    at: At<'_>,
-    scales: bool,
-) -> Option<(&'a TierUse, &'a Cell)> {
-    known.iter().filter(|outcome| outcome.view.scales() == scales).find_map(|outcome| {
+fn find<'a>(known: &[&'a SystorOutcome], at: At<'_>) -> Option<(&'a TierUse, &'a Cell)> {
+    known.iter().find_map(|outcome| {
         let cell = outcome.cells.iter().find(|cell| at.is_of(cell))?;
         Some((outcome.tiers.iter().find(|used| used.name == at.tier)?, cell))
     })
 }
 
 /// The second measurement of a cell, to see the noise.
-fn find_noise<'a>(known: &[&'a SystorOutcome], at: At<'_>, scales: bool) -> Option<&'a Cell> {
-    let mut of_scale = known.iter().filter(|outcome| outcome.view.scales() == scales);
-    of_scale.find_map(|outcome| outcome.noise.iter().find(|cell| at.is_of(cell)))
+fn find_noise<'a>(known: &[&'a SystorOutcome], at: At<'_>) -> Option<&'a Cell> {
+    known.iter().find_map(|outcome| outcome.noise.iter().find(|cell| at.is_of(cell)))
 }
 
 #[cfg(test)]

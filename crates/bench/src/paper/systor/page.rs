@@ -57,7 +57,7 @@ impl SystorOutcome {
     /// The results of an experiment whose cells are all among these.
     pub(in crate::paper) fn as_of(&self, experiment: &SystorExperiment) -> Option<Self> {
         let own = systor_experiments().find(|own| own.name == self.name)?;
-        let cells = |of: &SystorExperiment| (of.tiers, of.microvms, of.readahead, of.view.scales());
+        let cells = |of: &SystorExperiment| (of.tiers, of.microvms, of.readahead);
         if cells(own) != cells(experiment) {
             return None;
         }

@@ -325,10 +325,10 @@ impl SystorOutcome {
                 tier.description.clone(),
                 tier.parameters.map_or(String::new(), |parameters| parameters.to_string()),
                 tier.own_latency_ns.map_or(String::new(), us),
-                tier.limits().unwrap_or_default(),
+                tier.changed().unwrap_or_default(),
                 tier.guest_fault.map_or(String::new(), |fault| {
                     let (without, with) = (us(fault.without_ns), us(fault.with_ns));
-                    format!("{without}, {with} with limits (guests at once: {})", fault.readers)
+                    format!("{without}, {with} with delays (guests at once: {})", fault.readers)
                 }),
             ]
         });
@@ -337,8 +337,8 @@ impl SystorOutcome {
             "how",
             "what it was",
             "parameters",
-            "without limits, µs",
-            "limits or model",
+            "without delays, µs",
+            "delays or model",
             "a guest's cold fault, µs",
         ];
         text::markdown(&HEAD, &rows.collect::<Vec<_>>()).trim_end().to_owned()

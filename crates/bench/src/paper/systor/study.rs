@@ -6,7 +6,7 @@ use firn_run::StartReport;
 use thiserror::Error;
 
 use super::cell::Times;
-use super::tiers::{ActiveTier, GuestFault, Media, SSD_DEPTH, least_ns};
+use super::tiers::{ActiveTier, GuestFault, Media, processors};
 use super::{At, Candidate, Cell, SystorConfig, SystorError, SystorOutcome};
 use crate::batch::Jails;
 use crate::harness::Harness;
@@ -31,12 +31,12 @@ enum CellError {
     /// A microVM failed.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// The limits of an emulated disk cannot be changed.
+    /// The delays of an emulated disk cannot be changed.
     #[error(transparent)]
     Emulate(#[from] EmulateError),
-    /// A guest reads faster than the limits let it.
+    /// A guest reads faster than the delays let it.
     #[error(
-        "the limits do not hold for guests: {reads} reads took {ms} ms, and cannot take less than {least} ms; is another \
+        "the delays do not hold for guests: {reads} reads took {ms} ms, and cannot take less than {least} ms; is another \
          blkio rule in force?"
     )]
     Unlimited { reads: u64, ms: f64, least: f64 },
@@ -70,38 +70,39 @@ struct Arm<'a> {
 }
 
 impl Study<'_> {
-    /// Sets a tier up and checks that its limits hold. The inner error is why it is left out.
+    /// Sets a tier up and checks that its delays hold for `readers` guests at once. The inner error
+    /// is why it is left out.
     pub(super) fn set_up(
         &self,
         candidate: Candidate<'_>,
         media: &mut Media,
-        scales: bool,
+        readers: u32,
     ) -> Result<Result<ActiveTier, String>, SystorError> {
-        let mut active = match candidate.activate(media, scales) {
+        let mut active = match candidate.activate(media) {
             Ok(active) => active,
             Err(error) => return Ok(Err(error_chain(&error))),
         };
-        let proved = self.prove(&mut active, if scales { SSD_DEPTH } else { 1 });
+        let proved = self.prove(&mut active, readers);
         self.harness.interrupt.check()?;
         Ok(proved.map(|()| active).map_err(|error| error_chain(&error)))
     }
 
-    /// Measures cold faults of guests that read at once from an emulated disk, without limits and
-    /// with them, and checks that they are not faster than the limits let them.
+    /// Measures cold faults of guests that read at once from an emulated disk, without delays and
+    /// with them, and checks that they are not faster than the delays let them.
     fn prove(&self, tier: &mut ActiveTier, readers: u32) -> Result<(), CellError> {
-        let Some((throttle, delay)) = tier.used.limits_for(readers) else { return Ok(()) };
+        let Some(delay) = tier.used.delay_for(readers) else { return Ok(()) };
         let players = PlayersConfig {
             gaps: GapFactor::NONE,
             again: None,
             ..self.players(tier, FAULTS, &[false])
         };
-        tier.limit(None)?;
+        tier.delay(None)?;
         let prepared = players.prepare(None, readers, readers, self.harness)?;
         let session = self.session(&prepared, readers, false);
         let pages = |report: &StartReport| report.replay.as_ref().map_or(0, |found| found.pages);
         let mut faults = [0.0; 2];
-        for (fault, limited) in faults.iter_mut().zip([false, true]) {
-            tier.limit(limited.then_some(readers))?;
+        for (fault, delayed) in faults.iter_mut().zip([false, true]) {
+            tier.delay(delayed.then_some(readers))?;
             let turn = |run| self.turn(&session, &prepared.subjects[0], tier, run);
             let runs = (1..=self.config.runs).map(turn).collect::<Result<Vec<_>, _>>()?;
             let reports = || runs.iter().flat_map(|run| &run.reports);
@@ -109,17 +110,17 @@ impl Study<'_> {
                 report.times.replay_ns.unwrap_or_default() as f64 / pages(report).max(1) as f64
             });
             *fault = Summary::of(&times.collect::<Vec<_>>()).map_or(0.0, |time| time.median);
-            for run in runs.iter().filter(|_| limited) {
+            for run in runs.iter().filter(|_| delayed) {
                 let reads = run.reports.iter().map(pages).sum();
-                let delayed = delay.as_nanos() as f64 * reads as f64;
-                let least = least_ns(throttle, reads).max(delayed / f64::from(readers));
+                let all = delay.first_page_ns * reads as f64;
+                let least = all / f64::from(readers.min(processors()));
                 if (run.burst_ns as f64) < least {
                     let (ms, least) = (run.burst_ns as f64 / 1e6, least / 1e6);
                     return Err(CellError::Unlimited { reads, ms, least });
                 }
             }
         }
-        tier.limit(None)?;
+        tier.delay(None)?;
         let [without_ns, with_ns] = faults;
         tier.used.guest_fault = Some(GuestFault { readers, without_ns, with_ns });
         Ok(())
@@ -142,8 +143,7 @@ impl Study<'_> {
     fn session(&self, prepared: &Prepared, microvms: u32, warm: bool) -> Session {
         Session {
             program: self.harness.program.clone(),
-            // The limits of an emulated disk are those of this process's group.
-            jails: Jails::in_one_group(),
+            jails: Jails::default(),
             players: prepared.players.clone(),
             subjects: prepared.subjects.clone(),
             runs: self.config.runs,
@@ -277,7 +277,7 @@ impl Study<'_> {
         let mut readahead: Vec<bool> = cells.iter().map(|at| at.readahead).collect();
         readahead.sort_unstable();
         readahead.dedup();
-        tier.limit(None)?;
+        tier.delay(None)?;
         let players = self.players(tier, cells[0].trace, &readahead);
         let quiet =
             Harness { progress: &Quiet, program: self.harness.program.clone(), ..*self.harness };
@@ -311,9 +311,9 @@ impl Study<'_> {
     }
 
     fn run_arm(&self, arm: &mut Arm<'_>, run: u32) -> Result<(), CellError> {
-        arm.tier.limit(Some(arm.at.microvms))?;
+        arm.tier.delay(Some(arm.at.microvms))?;
         let made = self.turn(&arm.session, &arm.subject, arm.tier, run);
-        arm.tier.limit(None)?;
+        arm.tier.delay(None)?;
         arm.runs.push(made?);
         Ok(())
     }

@@ -15,7 +15,7 @@ use crate::player::MediumModel;
 use crate::progress::{Progress, Quiet};
 use crate::stats::Summary;
 use crate::testing::{REPORT, monitor_program, one_at_a_time, sample, well_formed};
-use crate::tier::{DiskParameters, EmulatedDisk, Throttle, TierMedium};
+use crate::tier::{DiskParameters, EmulatedDisk, TierMedium};
 
 /// Times of a cell, ms: restoring, connecting, executing, warm.
 fn cell(trace: &str, tier: TierName, microvms: u32, times: [f64; 4]) -> Cell {
@@ -47,15 +47,15 @@ fn cell(trace: &str, tier: TierName, microvms: u32, times: [f64; 4]) -> Cell {
 
 /// A tier as it could be measured.
 fn used(name: TierName) -> TierUse {
-    let disk = |throttle: Throttle| TierUse {
+    let disk = || TierUse {
         parameters: Some(Parameters::Disk(DiskParameters {
             latency_ns: 180e3,
             read_bandwidth: 500_000_000,
             write_bandwidth: 500_000_000,
+            saturating_readers: None,
         })),
         own_latency_ns: Some(14e3),
-        throttle: Some(throttle),
-        delays: throttle.read_iops.is_none(),
+        own_page_ns: Some(300.0),
         guest_fault: Some(GuestFault { readers: 4, without_ns: 20e3, with_ns: 190e3 }),
         ..TierUse::new(name.name(), Realisation::Emulated, "a <loop>")
     };
@@ -68,14 +68,12 @@ fn used(name: TierName) -> TierUse {
         model,
         ..TierUse::new(name.name(), how, "a tmpfs")
     };
-    let limits = |read_iops| Throttle { read_iops, read_bps: 500_000_000, write_bps: 1 };
     let model = Some(MediumModel { load_ns: 220.0, copy_ns: 644.0 });
     match name {
         TierName::Dram => memory(80.0, true, Realisation::Real, None),
         TierName::Cxl => memory(210.0, false, Realisation::Modelled, model),
         TierName::Dcpm => memory(300.0, true, Realisation::Modelled, model),
-        TierName::Nvme => disk(limits(None)),
-        TierName::Ssd => disk(limits(Some(5556))),
+        TierName::Nvme | TierName::Ssd => disk(),
     }
 }
 
@@ -190,15 +188,15 @@ fn every_view_is_drawn_and_tabulated_with_the_kind_and_parameters_of_each_tier()
              no limit of bandwidth)",
             "dcpm: modelled (table 1: 300 ns, 6.80 GB/s; 220 ns more a load, 644 ns more a copied page, \
              no limit of bandwidth)",
-            "nvme: emulated (table 1: 180 µs, 0.50 GB/s; measured 14.0 µs without limits; each read delayed to the latency, 500 MB/s)",
-            "ssd: emulated (table 1: 180 µs, 0.50 GB/s; measured 14.0 µs without limits; 5556 reads/s, 500 MB/s)",
+            "nvme: emulated (table 1: 180 µs, 0.50 GB/s; measured 14.0 µs without delays; each read delayed to this)",
+            "ssd: emulated (table 1: 180 µs, 0.50 GB/s; measured 14.0 µs without delays; each read delayed to this)",
             "noise: dram measured twice, second / first: cold 1.50 to 1.50, warm 1.00 to 1.00",
         ] {
             assert!(picture.contains(&format!(">{tier}<")), "{view:?}: {tier}: {picture}");
         }
         for part in [
             "json_serdes",
-            "190 with limits (guests at once: 4)",
+            "190 with delays (guests at once: 4)",
             "not from table 1: 210 ns, 6.80 GB/s",
             "220 ns more a load, 644 ns more a copied page",
             "noise: dram measured twice",
@@ -413,10 +411,10 @@ mod player {
     }
 
     #[test]
-    fn an_emulated_disk_whose_limits_do_not_hold_is_left_out() {
+    fn an_emulated_disk_whose_delays_do_not_hold_is_left_out() {
         let has_kvm = firn_required::has("kvm", open_kvm(KVM_DEVICE.as_ref()).is_ok());
         let root = firn_required::has("root", rustix::process::geteuid().is_root());
-        // Control groups of version 1 are a property of the host that nothing else here needs.
+        // zram is a property of the host that nothing else here needs.
         if !has_kvm || !root || EmulatedDisk::make(64 << 20).is_err() {
             return;
         }
@@ -436,26 +434,24 @@ mod player {
         };
         let outcome = config.run(&FIGURE_4, &[], &harness, |_| {}).unwrap();
         let why = &outcome.left_out["ssd"];
-        assert!(why.contains("limits do not hold for guests: 65536 reads took"), "{why}");
+        assert!(why.contains("delays do not hold for guests: 16384 reads took"), "{why}");
         assert!(outcome.cells.is_empty() && outcome.tiers.is_empty());
     }
 }
 
 #[test]
-fn cells_of_another_scale_or_tier_are_not_used_again() {
+fn cells_of_another_number_or_tier_are_not_used_again() {
     let cells = vec![cell("hello-a2", TierName::Ssd, 1, [1.0, 2.0, 3.0, 4.0])];
     let outcome = outcome(View::Breakdown, cells);
     let at = At { trace: "hello-a2", tier: "ssd", microvms: 1, readahead: false };
-    assert!(find(&[&outcome], at, false).is_some());
-    // The limits of an SSD on which several microVMs start are others.
-    assert!(find(&[&outcome], at, true).is_none());
+    assert!(find(&[&outcome], at).is_some());
     for other in [
         At { microvms: 2, ..at },
         At { tier: "nvme", ..at },
         At { trace: "pyaes-a2", ..at },
         At { readahead: true, ..at },
     ] {
-        assert!(find(&[&outcome], other, false).is_none());
+        assert!(find(&[&outcome], other).is_none());
     }
 }
 

@@ -1,10 +1,8 @@
 //! The tiers of the study on this host: real, emulated or modelled.
 
-use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::thread::available_parallelism;
-use std::time::Duration;
 
 use procfs::{Current, Meminfo};
 use serde::{Deserialize, Serialize};
@@ -15,7 +13,7 @@ use crate::medium::PrivateMount;
 use crate::player::MediumModel;
 use crate::text::number;
 use crate::tier::{
-    DiskParameters, EmulateError, EmulatedDisk, ProbeError, Throttle, Tier, TierError, disk_latency,
+    DiskParameters, EmulateError, EmulatedDisk, ProbeError, ReadTimes, Tier, TierError, read_times,
 };
 
 const PAGE: f64 = 4096.0;
@@ -32,14 +30,14 @@ const NVME: DiskParameters = DiskParameters {
     latency_ns: 10e3,
     read_bandwidth: 2_200_000_000,
     write_bandwidth: 2_000_000_000,
+    saturating_readers: None,
 };
-const SSD: DiskParameters =
-    DiskParameters { latency_ns: 180e3, read_bandwidth: 500_000_000, write_bandwidth: 500_000_000 };
-/// Readers at which the paper finds the SSD's rate of random reads saturated (4.2.1).
-pub(super) const SSD_DEPTH: u32 = 4;
-/// The slice of blk-throttle, ns, with the ticks of the kernel's clock that it is rounded up by:
-/// reads of one slice may come at its begin.
-const SLICE_NS: f64 = 110e6;
+const SSD: DiskParameters = DiskParameters {
+    latency_ns: 180e3,
+    read_bandwidth: 500_000_000,
+    write_bandwidth: 500_000_000,
+    saturating_readers: Some(4),
+};
 
 /// Published figures of a medium.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -100,17 +98,13 @@ pub struct TierUse {
     /// Published figures of the medium that it is named after; none for a tier of the user's list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parameters: Option<Parameters>,
-    /// The measured latency of a disk without limits: 4 KiB, one reader, ns.
+    /// The measured latency of a disk without delays: 4 KiB, one reader, ns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own_latency_ns: Option<f64>,
-    /// Its limits.
+    /// What 4 KiB more of the same read take there, ns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub throttle: Option<Throttle>,
-    /// Whether each read is delayed to the latency of the parameters. Where there is a rate of
-    /// reads, too, that stands for the latency of more microVMs than the host has processors.
-    #[serde(default)]
-    pub delays: bool,
-    /// Guests' cold faults on it without limits and with them.
+    pub own_page_ns: Option<f64>,
+    /// Guests' cold faults on it without delays and with them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest_fault: Option<GuestFault>,
     /// The model of a byte-addressable medium.
@@ -123,14 +117,14 @@ pub struct TierUse {
 pub struct GuestFault {
     /// Guests at once.
     pub readers: u32,
-    /// Time of a fault without limits, the median over the guests of all runs, ns.
+    /// Time of a fault without delays, the median over the guests of all runs, ns.
     pub without_ns: f64,
-    /// The same with limits.
+    /// The same with delays.
     pub with_ns: f64,
 }
 
 impl TierUse {
-    /// A tier without limits and without a model.
+    /// A tier without delays and without a model.
     pub(super) fn new(name: &str, how: Realisation, description: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -138,8 +132,7 @@ impl TierUse {
             description: description.to_owned(),
             parameters: None,
             own_latency_ns: None,
-            throttle: None,
-            delays: false,
+            own_page_ns: None,
             guest_fault: None,
             model: None,
         }
@@ -147,65 +140,42 @@ impl TierUse {
 
     /// Whether measurements on both are comparable.
     pub(super) fn is_same(&self, other: &Self) -> bool {
-        let own = |tier: &Self| (tier.how, tier.parameters, tier.throttle, tier.delays, tier.model);
+        let own = |tier: &Self| (tier.how, tier.parameters, tier.model);
         self.name == other.name && own(self) == own(other)
     }
 
     /// Name, kind and all parameters in one line.
     pub(super) fn summary(&self) -> String {
         let parts =
-            [self.parameters.map(|known| known.to_string()), self.measured(), self.limits()];
+            [self.parameters.map(|known| known.to_string()), self.measured(), self.changed()];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
         format!("{}: {} ({})", self.name, self.how, parts.join("; "))
     }
 
-    /// The limits for a number of microVMs at once, and by how much each read is delayed. A delay
-    /// keeps a processor, so a rate of reads stands for it where there is one and more microVMs
-    /// than processors wait.
-    pub(super) fn limits_for(&self, microvms: u32) -> Option<(Throttle, Duration)> {
-        let throttle = self.throttle?;
-        let processors = available_parallelism().map_or(1, NonZero::get);
-        if throttle.read_iops.is_some() && microvms as usize > processors {
-            return Some((throttle, Duration::ZERO));
-        }
-        Some((Throttle { read_iops: None, ..throttle }, self.delay()))
-    }
-
-    /// By how much the device is faster than its parameters, if its reads are delayed.
-    fn delay(&self) -> Duration {
-        let Some(Parameters::Disk(disk)) = self.parameters.filter(|_| self.delays) else {
-            return Duration::ZERO;
+    /// By how much reads are delayed while so many microVMs read at once; `None` where they are
+    /// not.
+    pub(super) fn delay_for(&self, microvms: u32) -> Option<ReadTimes> {
+        let Some(Parameters::Disk(disk)) = self.parameters else { return None };
+        let own = ReadTimes {
+            first_page_ns: self.own_latency_ns.unwrap_or_default(),
+            further_page_ns: self.own_page_ns.unwrap_or_default(),
         };
-        let own = self.own_latency_ns.unwrap_or_default();
-        Duration::from_secs_f64((disk.latency_ns - own).max(0.0) / 1e9)
+        Some(disk.busy(microvms, processors()).beyond(own))
     }
 
     /// The measured latency.
     pub(super) fn measured(&self) -> Option<String> {
-        self.own_latency_ns.map(|ns| format!("measured {} µs without limits", number(ns / 1e3)))
+        self.own_latency_ns.map(|ns| format!("measured {} µs without delays", number(ns / 1e3)))
     }
 
-    /// Its limits, or its model.
-    pub(super) fn limits(&self) -> Option<String> {
-        let limits = self.throttle.map(|limits| {
-            let bandwidth = format!("{} MB/s", limits.read_bps / 1_000_000);
-            let delay = "each read delayed to the latency";
-            match (limits.read_iops, self.delays) {
-                (Some(iops), true) => {
-                    format!(
-                        "{delay}, or {iops} reads/s with more microVMs than processors, {bandwidth}"
-                    )
-                }
-                (Some(iops), false) => format!("{iops} reads/s, {bandwidth}"),
-                (None, true) => format!("{delay}, {bandwidth}"),
-                (None, false) => bandwidth,
-            }
-        });
+    /// What makes it slower than the medium that it is on: delays, or a model.
+    pub(super) fn changed(&self) -> Option<String> {
+        let delays = self.delay_for(1).map(|_| "each read delayed to this".to_owned());
         let model = self.model.map(|model| {
             let (load, copy) = (number(model.load_ns), number(model.copy_ns));
             format!("{load} ns more a load, {copy} ns more a copied page, no limit of bandwidth")
         });
-        limits.or(model)
+        delays.or(model)
     }
 }
 
@@ -215,7 +185,7 @@ impl TierUse {
 pub enum Realisation {
     /// It is.
     Real,
-    /// It is another medium with limits.
+    /// It is another medium with delays.
     Emulated,
     /// It is DRAM, and the player spins for what the medium takes longer.
     Modelled,
@@ -246,12 +216,12 @@ enum Place {
 }
 
 /// The media of this host that stand for those of the paper, made when they are first needed. All
-/// memories are one tmpfs, and all disks one device, whose limits change from run to run.
+/// memories are one tmpfs, and all disks one device, whose delays change from run to run.
 #[derive(Default)]
 pub(super) struct Media {
     memory: Option<Rc<PrivateMount>>,
-    /// The device, and its latency without limits, ns.
-    disk: Option<(Rc<EmulatedDisk>, f64)>,
+    /// The device, and what reads take without delays.
+    disk: Option<(Rc<EmulatedDisk>, ReadTimes)>,
 }
 
 /// Why a tier is left out.
@@ -281,38 +251,33 @@ impl Media {
         Ok(Place::Memory(memory.clone()))
     }
 
-    fn disk(&mut self) -> Result<(Rc<EmulatedDisk>, f64), ActivateError> {
+    fn disk(&mut self) -> Result<(Rc<EmulatedDisk>, ReadTimes), ActivateError> {
         if let Some(disk) = &self.disk {
             return Ok(disk.clone());
         }
         let disk = EmulatedDisk::make(available() / 2)?;
-        let latency = disk_latency(disk.path())?.median;
-        Ok(self.disk.insert((Rc::new(disk), latency)).clone())
+        let own = read_times(disk.path())?;
+        Ok(self.disk.insert((Rc::new(disk), own)).clone())
     }
 
-    /// Sets a tier of the paper up. `scales` is whether several microVMs start at once on it.
-    pub(super) fn of_paper(
-        &mut self,
-        name: TierName,
-        scales: bool,
-    ) -> Result<ActiveTier, ActivateError> {
-        let (parameters, depth) = match name {
+    /// Sets a tier of the paper up.
+    pub(super) fn of_paper(&mut self, name: TierName) -> Result<ActiveTier, ActivateError> {
+        let parameters = match name {
             TierName::Dram => return self.memory_tier(name, DRAM),
             TierName::Dcpm => return self.memory_tier(name, DCPM),
             TierName::Cxl => return self.memory_tier(name, CXL),
-            TierName::Nvme => (NVME, 1),
-            TierName::Ssd => (SSD, if scales { SSD_DEPTH } else { 1 }),
+            TierName::Nvme => NVME,
+            TierName::Ssd => SSD,
         };
-        let (disk, own_latency_ns) = self.disk()?;
+        let (disk, own) = self.disk()?;
         let used = TierUse {
             parameters: Some(Parameters::Disk(parameters)),
-            own_latency_ns: Some(own_latency_ns),
-            throttle: Some(parameters.throttle(depth)),
-            delays: true,
+            own_latency_ns: Some(own.first_page_ns),
+            own_page_ns: Some(own.further_page_ns),
             ..TierUse::new(
                 name.name(),
                 Realisation::Emulated,
-                "ext4 on a compressed disk in memory (zram), limited in the root blkio group",
+                "ext4 on a compressed disk in memory (zram)",
             )
         };
         Ok(ActiveTier { used, place: Place::Disk(disk) })
@@ -351,8 +316,10 @@ impl ActiveTier {
         let directory =
             directory.ok_or_else(|| ActivateError::NoDirectory(tier.medium.to_string()))?;
         tier.check()?;
+        let own = read_times(&directory)?;
         let used = TierUse {
-            own_latency_ns: Some(disk_latency(&directory)?.median),
+            own_latency_ns: Some(own.first_page_ns),
+            own_page_ns: Some(own.further_page_ns),
             ..TierUse::new(&tier.name, Realisation::Real, &tier.medium.to_string())
         };
         Ok(Self { used, place: Place::Directory(directory) })
@@ -375,21 +342,17 @@ impl ActiveTier {
         }
     }
 
-    /// Sets the limits for a number of microVMs at once, or lifts them.
-    pub(super) fn limit(&self, microvms: Option<u32>) -> Result<(), EmulateError> {
+    /// Delays reads for a number of microVMs at once, or ends that.
+    pub(super) fn delay(&self, microvms: Option<u32>) -> Result<(), EmulateError> {
         let Place::Disk(disk) = &self.place else { return Ok(()) };
-        let limits = microvms.and_then(|microvms| self.used.limits_for(microvms));
-        let (throttle, delay) = limits.unwrap_or((Throttle::NONE, Duration::ZERO));
-        disk.throttle(throttle)?;
-        disk.delay_reads(delay)
+        let by = microvms.and_then(|microvms| self.used.delay_for(microvms));
+        disk.delay_reads(by.unwrap_or_default())
     }
 }
 
-/// The shortest time that blk-throttle lets so many reads of a page take, ns.
-pub(super) fn least_ns(throttle: Throttle, reads: u64) -> f64 {
-    let by = |rate: u64, amount: f64| amount * 1e9 / (rate as f64) - SLICE_NS;
-    let bytes = by(throttle.read_bps, reads as f64 * PAGE);
-    throttle.read_iops.map_or(bytes, |iops| by(iops, reads as f64).max(bytes)).max(0.0)
+/// Processors that this process may use.
+pub(super) fn processors() -> u32 {
+    available_parallelism().map_or(1, |number| u32::try_from(number.get()).unwrap_or(u32::MAX))
 }
 
 /// Bytes of DRAM that can be used now.
