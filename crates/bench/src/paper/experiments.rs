@@ -126,7 +126,7 @@ const TEN_OF_SNAPBPF: Replays = Replays {
 };
 
 const fn limits(read_iops: u64, read_bps: u64) -> Throttle {
-    Throttle { read_iops: Some(read_iops), read_bps, write_bps: 0 }
+    Throttle { read_iops, read_bps }
 }
 
 /// A row of SYSTOR '22.
@@ -554,22 +554,22 @@ pub static EXPERIMENTS: [Experiment; 36] = [
     ),
     tiers(
         systor::FIGURE_4,
-        Verdict::Agrees("`ssd` stops first; to 8 microVMs"),
+        Verdict::Partly("`ssd` stops at four; on Light functions not in size"),
         "[ten functions](systor.md#figures-4-to-6-several-microvms-at-once)",
     ),
     tiers(
         systor::FIGURE_5,
-        Verdict::Differs("in size"),
+        Verdict::Partly("on Mid functions, and where `ssd` stops"),
         "[ten functions](systor.md#figures-4-to-6-several-microvms-at-once)",
     ),
     tiers(
         systor::FIGURE_6,
-        Verdict::Partly("but for hello"),
+        Verdict::Partly("on Light and Mid functions"),
         "[ten functions](systor.md#figures-4-to-6-several-microvms-at-once)",
     ),
     tiers(
         systor::FIGURE_7,
-        Verdict::Partly("with one microVM, not on `nvme`"),
+        Verdict::Partly("it scales worse, but harms on `nvme` alone"),
         "[ten functions](systor.md#figure-7-read-ahead)",
     ),
     tiers(

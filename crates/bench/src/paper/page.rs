@@ -37,10 +37,19 @@ const BEGIN: &str = "<!-- ";
 const CLOSE: &str = " -->";
 pub(super) const END: &str = "<!-- end -->";
 /// Files with sessions of `firn bench thaw` that are not of a paper.
-const SESSIONS: [&str; 3] = ["bursts", "granules", "tails"];
+const SESSIONS: [&str; 8] = [
+    "bursts",
+    "granules",
+    "pages-hello",
+    "pages-json",
+    "pages-pyaes",
+    "standby-with",
+    "standby-without",
+    "tails",
+];
 /// Columns for sessions that are not of a paper's experiment. Only documents have them. Copies and
 /// pool are a copy or a replica for each microVM, and the extent of the snapshot.
-const OF_SESSIONS: [Column; 5] = [
+const OF_SESSIONS: [Column; 6] = [
     PARTS[0],
     PARTS[1],
     ("copies and pool", |place, row| {
@@ -52,6 +61,7 @@ const OF_SESSIONS: [Column; 5] = [
     }),
     ("a copy", |_, row| Cell::bytes(Some(row.copy_bytes).filter(|bytes| *bytes > 0))),
     ("a ready clone", |_, row| Cell::bytes(row.ready_bytes)),
+    ("a standby", |_, row| Cell::bytes(row.standby_bytes)),
 ];
 /// The columns of a table that has a row for each budget.
 const CARRIED: &str = "microVMs";
@@ -256,8 +266,15 @@ impl Outcome {
                 let places = self.sessions.len();
                 let rows = self.rows().map(|(place, row)| {
                     let place_name = Some(place.name.clone()).filter(|_| places > 1);
+                    // Traces of one name, recorded of different guests.
+                    let other = |other: &Row| other.trace == row.trace && other.pages != row.pages;
+                    let function = if place.rows.iter().any(other) {
+                        format!("{}, {} pages", row.trace, row.pages)
+                    } else {
+                        row.trace.clone()
+                    };
                     Entry {
-                        key: std::iter::once(row.trace.clone()).chain(place_name).collect(),
+                        key: std::iter::once(function).chain(place_name).collect(),
                         planner: &row.planner,
                         cell: cell(place, row),
                     }
@@ -333,12 +350,14 @@ impl Outcome {
             (Some(least), Some(most)) => format!("{least} to {most} runs; "),
             _ => String::new(),
         };
-        let Host { machine, kernel, kvm, medium, commit, .. } = &self.host;
-        let order = self.order;
-        format!(
-            "- {machine}; Linux {kernel}\n- {kvm}; {medium}\n- firn {commit}; {runs}seed {order}{noise}\n"
-        )
+        format!("{}; {runs}seed {}{noise}\n", host_lines(&self.host), self.order)
     }
+}
+
+/// A host as lines of a list, of which the last can go on.
+pub(super) fn host_lines(host: &Host) -> String {
+    let Host { machine, kernel, kvm, medium, commit, .. } = host;
+    format!("- {machine}; Linux {kernel}\n- {kvm}; {medium}\n- firn {commit}")
 }
 
 /// A planner's name with those of its options that another one of that name has not.

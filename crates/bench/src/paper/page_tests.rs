@@ -22,8 +22,9 @@ fn documents() -> PathBuf {
 #[test]
 fn tables_of_documents_are_those_of_the_committed_results() {
     let results = documents().join("results");
+    let pages = [&results, &documents().join("concepts")].map(fs::read_dir);
     let (mut tables, mut wrong) = (0, Vec::new());
-    for entry in fs::read_dir(&results).unwrap() {
+    for entry in pages.into_iter().flat_map(Result::unwrap) {
         let path = entry.unwrap().path();
         if path.extension().is_none_or(|ending| ending != "md") {
             continue;
@@ -171,6 +172,19 @@ fn ratios_of_several_rows_have_a_geometric_mean() {
     assert!(mean("| 2 ", &results).ends_with("| 1.00        | 3.00 |"));
     results.sessions.truncate(1);
     assert!(mean("|", &results).ends_with("| 1.00        | 2.00 |"));
+}
+
+#[test]
+fn traces_of_one_name_differ_in_their_pages() {
+    let mut results = outcome(Quantity::Total, &["1"]);
+    let rows = &mut results.sessions[0].rows;
+    let more = rows.iter().cloned().map(|row| Row { pages: row.pages + 1, ..row });
+    rows.extend(more.collect::<Vec<_>>());
+    let pages = rows[0].pages;
+    let made = filled("<!-- pass-x | total, ms -->\n<!-- end -->\n", &results).unwrap();
+    for key in [pages, pages + 1].map(|pages| format!("| json-a, {pages} pages | ")) {
+        assert_eq!(made.matches(&key).count(), 1, "{key}: {made}");
+    }
 }
 
 #[test]

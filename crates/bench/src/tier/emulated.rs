@@ -51,19 +51,17 @@ pub struct DiskParameters {
 }
 
 /// The limits of a device for the root group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Throttle {
-    /// Reads in a second; `None` without a limit.
-    pub read_iops: Option<u64>,
-    /// Bytes read in a second.
+    /// Reads in a second; 0 without a limit.
+    pub read_iops: u64,
+    /// Bytes read in a second; 0 without a limit.
     pub read_bps: u64,
-    /// Bytes written in a second.
-    pub write_bps: u64,
 }
 
 impl Throttle {
     /// No limit.
-    pub const NONE: Self = Self { read_iops: None, read_bps: 0, write_bps: 0 };
+    pub const NONE: Self = Self { read_iops: 0, read_bps: 0 };
 }
 
 /// Why a disk cannot be emulated.
@@ -243,11 +241,7 @@ impl Device {
 
     fn throttle(&self, throttle: Throttle) -> Result<(), EmulateError> {
         let controller = controller()?;
-        for (file, limit) in [
-            ("read_iops", throttle.read_iops.unwrap_or_default()),
-            ("read_bps", throttle.read_bps),
-            ("write_bps", throttle.write_bps),
-        ] {
+        for (file, limit) in [("read_iops", throttle.read_iops), ("read_bps", throttle.read_bps)] {
             let path = controller.join(format!("blkio.throttle.{file}_device"));
             // A limit of 0 removes one.
             let rule = format!("{} {limit}", self.number());

@@ -59,7 +59,7 @@ fn limits_are_of_the_device_and_leave_with_it() {
     let limits = controller().unwrap().join("blkio.throttle.read_iops_device");
     let rule = format!("{number} 1234");
     let has = |rule: &str| fs::read_to_string(&limits).unwrap().lines().any(|line| line == rule);
-    let throttle = Throttle { read_iops: Some(1234), read_bps: 1 << 30, write_bps: 1 << 30 };
+    let throttle = Throttle { read_iops: 1234, read_bps: 1 << 30 };
     disk.throttle(throttle).unwrap();
     assert!(has(&rule));
     fs::write(path.join("file"), "content").unwrap();
@@ -152,8 +152,7 @@ mod player {
             return;
         }
         let disk = EmulatedDisk::make(256 << 20).unwrap();
-        disk.throttle(Throttle { read_iops: Some(100_000), read_bps: 1 << 30, write_bps: 1 << 30 })
-            .unwrap();
+        disk.throttle(Throttle { read_iops: 100_000, read_bps: 1 << 30 }).unwrap();
         let trace = load("sequential-read:16M").unwrap();
         let pages = trace.trace.touched_pages();
         let inputs = PlayerInputs::new(vec![trace]).unwrap();

@@ -28,8 +28,8 @@ impl ReadDelay {
     pub const LONGEST: Duration = Duration::from_micros(800);
 
     /// Delays each read of the device of these numbers, as `stat` gives them: by `first_page`, as a
-    /// disk's latency does, and by `further_page` for each page of 4 KiB after the first in the same
-    /// request, as its bandwidth does.
+    /// disk's latency does, and by `further_page` for each page of 4 KiB after the first in the
+    /// same request, as its bandwidth does.
     ///
     /// # Errors
     ///

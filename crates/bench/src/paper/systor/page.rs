@@ -2,6 +2,7 @@
 
 use super::cell::{Cell, Time, function};
 use super::{SystorExperiment, SystorOutcome, systor_experiments};
+use crate::paper::page::host_lines;
 use crate::text::{markdown, number, with_interval};
 
 impl SystorOutcome {
@@ -78,6 +79,6 @@ impl SystorOutcome {
     fn conditions(&self) -> String {
         let noise = self.noise_text().map_or(String::new(), |noise| format!("- {noise}\n"));
         let (runs, order) = (self.runs, self.order);
-        format!("- {}\n- {runs} runs; seed {order}\n{noise}", self.host.line())
+        format!("{}; {runs} runs; seed {order}\n{noise}", host_lines(&self.host))
     }
 }
