@@ -554,12 +554,12 @@ pub static EXPERIMENTS: [Experiment; 36] = [
     ),
     tiers(
         systor::FIGURE_4,
-        Verdict::Partly("`ssd` stops at four; on Light functions not in size"),
+        Verdict::Partly("on Mid functions; that `ssd` stops at four is a parameter"),
         "[ten functions](systor.md#figures-4-to-6-several-microvms-at-once)",
     ),
     tiers(
         systor::FIGURE_5,
-        Verdict::Partly("on Mid functions, and where `ssd` stops"),
+        Verdict::Partly("on Mid functions"),
         "[ten functions](systor.md#figures-4-to-6-several-microvms-at-once)",
     ),
     tiers(
