@@ -195,12 +195,13 @@ impl SystorConfig {
         outcome.order = self.order.or(earlier).unwrap_or_else(random_order);
         outcome.command = self.command(experiment.name);
         let room = available() / 10 * 8;
+        let numbers: Vec<u32> =
+            experiment.microvms.iter().copied().filter(|number| *number <= self.most).collect();
         let mut all = Vec::new();
         for &trace in &functions {
             let loaded = load(trace)?.trace;
-            let numbers = experiment.microvms.iter().filter(|number| **number <= self.most);
             for (&microvms, candidate) in
-                numbers.flat_map(|n| candidates.iter().map(move |candidate| (n, candidate)))
+                numbers.iter().flat_map(|n| candidates.iter().map(move |candidate| (n, candidate)))
             {
                 let tier = candidate.name();
                 if let Some(why) = candidate.misfit(&loaded, microvms, room) {
@@ -218,8 +219,7 @@ impl SystorConfig {
             find(&known, *at).filter(|_| complete)
         };
         let study = Study { config: self, harness, room };
-        let most = experiment.microvms.iter().filter(|number| **number <= self.most).max();
-        let readers = most.map_or(1, |most| (*most).min(PROVED_READERS));
+        let readers = numbers.iter().max().map_or(1, |most| (*most).min(PROVED_READERS));
         let (mut media, mut tiers) = (Media::default(), Vec::new());
         for candidate in &candidates {
             let name = candidate.name();
