@@ -46,6 +46,30 @@ def exhaust(mebibytes):
     return len(b"\xff" * (mebibytes << 20))
 
 
+def scatter():
+    """Frees every second page of a block, and has the kernel fill some of them with what it cannot
+    move: 20 MiB stay free, in pieces. Then the kernel wants a larger piece."""
+    import mmap
+
+    with open("/proc/meminfo") as info:
+        free = next(int(line.split()[1]) for line in info if line.startswith("MemFree")) * 1024
+    with mmap.mmap(-1, free - (24 << 20) & -mmap.PAGESIZE, mmap.MAP_PRIVATE) as block:
+        block.madvise(mmap.MADV_NOHUGEPAGE)
+        for page in range(0, len(block), mmap.PAGESIZE):
+            block[page] = 1
+        for page in range(0, len(block), 2 * mmap.PAGESIZE):
+            block.madvise(mmap.MADV_DONTNEED, page, mmap.PAGESIZE)
+        ends = [end for _ in range(200) for end in os.pipe()]
+        for into in ends[1::2]:
+            os.write(into, bytes(1 << 16))
+        near, far = socket.socketpair()
+        near.sendall(bytes(1 << 16))
+    for end in ends:
+        os.close(end)
+    near.close()
+    far.close()
+
+
 def check():
     """The numbers of the held mebibytes that are not what `fill` made them."""
     return [

@@ -79,6 +79,8 @@ fn a_panic_is_reported_with_the_end_of_the_console() {
     // Without memory the guest does not read its programs again and again first.
     let kept_ms = json!({"do": "read", "path": "/sys/kernel/mm/lru_gen/min_ttl_ms"});
     assert_eq!(world.ask("it", "machine", &kept_ms), "1000\n");
+    // Nor does it kill a process while memory is free.
+    world.ask("it", "machine", &json!({"do": "scatter"}));
     let painted = json!({"do": "rename", "name": "\u{1b}[31mred\u{7}"});
     world.ask("it", "machine", &painted);
     world.firn(["freeze", "--keep", "it", "snapshot"]).run().ok();
