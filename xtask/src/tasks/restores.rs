@@ -15,7 +15,8 @@ use super::{entries, variable};
 use crate::context::Context;
 
 /// Planners are named, so that one that cannot run fails its session.
-const PLANNERS: &str = "firecracker,firecracker:readahead=off,dram_cached,snapbpf,reap,faast";
+const PLANNERS: &str =
+    "firecracker,firecracker:readahead=off,dram_cached,snapbpf,reap,faast,faasnap";
 const SHAPES: &str = "one ten different sparse sanitised";
 
 /// What is measured.
@@ -137,7 +138,7 @@ fn sessions(settings: &Settings) -> Result<Vec<Session>> {
                 let arguments = format!("--trace {trace} {arguments}");
                 sessions.push(Session { name: format!("{trace}.{kind}"), arguments });
             };
-            let cold = format!("--planner {planners},faasnap --cache cold --runs {runs}");
+            let cold = format!("--planner {planners} --cache cold --runs {runs}");
             let how = match shape.as_str() {
                 "one" => format!("--cache cold,cached --runs {runs}"),
                 "ten" => ten.clone(),
@@ -157,7 +158,6 @@ fn sessions(settings: &Settings) -> Result<Vec<Session>> {
             };
             let planner = if pool.is_some() { "all" } else { planners };
             add(shape, format!("--planner {planner} --dense --unsanitised {how}{in_pool}"));
-            add(&format!("{shape}-faasnap"), format!("--dense --planner faasnap {how}{in_pool}"));
         }
     }
     Ok(sessions)

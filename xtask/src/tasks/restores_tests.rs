@@ -36,13 +36,10 @@ fn every_shape_has_its_sessions() {
         lines(SHAPES, None),
         [
             "json-a.one: --trace json-a --planner reap,faast --dense --unsanitised --cache cold,cached --runs 3".to_owned(),
-            "json-a.one-faasnap: --trace json-a --dense --planner faasnap --cache cold,cached --runs 3".to_owned(),
             format!("json-a.ten: --trace json-a --planner reap,faast --dense --unsanitised {ten}"),
-            format!("json-a.ten-faasnap: --trace json-a --dense --planner faasnap {ten}"),
             format!("json-a.different: --trace json-a --planner reap,faast --dense --unsanitised {ten} --snapshots different"),
-            format!("json-a.different-faasnap: --trace json-a --dense --planner faasnap {ten} --snapshots different"),
-            "json-a.sparse: --trace json-a --planner reap,faast,faasnap --cache cold --runs 3".to_owned(),
-            "json-a.sanitised: --trace json-a --planner reap,faast,faasnap --cache cold --runs 3 --dense".to_owned(),
+            "json-a.sparse: --trace json-a --planner reap,faast --cache cold --runs 3".to_owned(),
+            "json-a.sanitised: --trace json-a --planner reap,faast --cache cold --runs 3 --dense".to_owned(),
         ]
     );
 }
@@ -54,9 +51,7 @@ fn a_pool_serves_all_planners_but_no_sparse_images() {
         [
             "json-a.ten: --trace json-a --planner all --dense --unsanitised --cache cold,cached --runs 1 --warm-up 1 \
              --concurrency 10 --pool /p",
-            "json-a.ten-faasnap: --trace json-a --dense --planner faasnap --cache cold,cached --runs 1 --warm-up 1 \
-             --concurrency 10 --pool /p",
-            "json-a.sparse: --trace json-a --planner reap,faast,faasnap --cache cold --runs 3",
+            "json-a.sparse: --trace json-a --planner reap,faast --cache cold --runs 3",
         ]
     );
 }

@@ -42,9 +42,7 @@ use crate::harness::Harness;
 use crate::host::{Host, HostError};
 use crate::medium::is_dax;
 use crate::player::{GapFactor, Leaves};
-use crate::players::{
-    PlayersConfig, PlayersError, PoolPlayers, Prepared, Subject, host_of, sanitises,
-};
+use crate::players::{PlayersConfig, PlayersError, PoolPlayers, Prepared, Subject, host_of};
 use crate::progress::Part;
 use crate::thaw::{RESULTS_VERSION, Session, SessionError, random_order, to_repeat};
 use crate::tier::{EmulateError, EmulatedDisk, Throttle};
@@ -311,10 +309,8 @@ impl Runner<'_> {
             Some((_, ending)) => format!("{function}-{ending}"),
             None => function.to_owned(),
         };
-        let zeroes = |planner: &&String| self.replays.unsanitised && sanitises(planner);
-        let (sanitising, others): (Vec<_>, Vec<_>) = planners.iter().partition(zeroes);
         let players = PlayersConfig {
-            planners: others.into_iter().cloned().collect(),
+            planners: planners.to_vec(),
             traces: vec![trace.clone()],
             directory: spot.directory.map(Path::to_owned),
             pool: self.config.pool.clone(),
@@ -325,11 +321,6 @@ impl Runner<'_> {
             same_input: self.replays.same_input.contains(&function),
             ..PlayersConfig::default()
         };
-        let zeroing = PlayersConfig {
-            planners: sanitising.into_iter().cloned().collect(),
-            unsanitised: false,
-            ..players.clone()
-        };
         let mut pool = players.connect(progress)?;
         let snapshots = match self.replays.shape {
             Shape::Concurrency(numbers) if self.replays.different => {
@@ -338,10 +329,6 @@ impl Runner<'_> {
             _ => 1,
         };
         let mut prepared = players.prepare(pool.as_mut(), snapshots, 1, self.harness)?;
-        if !zeroing.planners.is_empty() {
-            prepared =
-                prepared.with_sanitised(zeroing.prepare(None, snapshots, 1, self.harness)?);
-        }
         // This description includes the pool.
         outcome.host = prepared.host.clone();
         let unfit = prepared.left_out.iter();

@@ -37,19 +37,20 @@ const BEGIN: &str = "<!-- ";
 const CLOSE: &str = " -->";
 pub(super) const END: &str = "<!-- end -->";
 /// Files with sessions of `firn bench thaw` that are not of a paper.
-const SESSIONS: [&str; 8] = [
+const SESSIONS: [&str; 9] = [
     "bursts",
     "granules",
     "pages-hello",
     "pages-json",
     "pages-pyaes",
+    "restores",
     "standby-with",
     "standby-without",
     "tails",
 ];
 /// Columns for sessions that are not of a paper's experiment. Only documents have them. Copies and
 /// pool are a copy or a replica for each microVM, and the extent of the snapshot.
-const OF_SESSIONS: [Column; 6] = [
+const OF_SESSIONS: [Column; 7] = [
     PARTS[0],
     PARTS[1],
     ("copies and pool", |place, row| {
@@ -59,6 +60,7 @@ const OF_SESSIONS: [Column; 6] = [
         let all = extent + (row.copy_bytes + replica) * u64::from(at_once(row));
         if row.pool_bytes == 0 { Cell::Empty } else { Cell::Bytes(all) }
     }),
+    ("read of free pages", |_, row| Cell::bytes(row.batch_free_read_bytes)),
     ("a copy", |_, row| Cell::bytes(Some(row.copy_bytes).filter(|bytes| *bytes > 0))),
     ("a ready clone", |_, row| Cell::bytes(row.ready_bytes)),
     ("a standby", |_, row| Cell::bytes(row.standby_bytes)),

@@ -1,4 +1,4 @@
-use firn_memory::planners::{Store, parse};
+use firn_memory::planners::parse;
 
 use super::*;
 use crate::capacity::{Capacities, CapacityRow, Carried};
@@ -335,17 +335,6 @@ fn the_kernels_page_faults_are_shares_of_the_total() {
     assert!(well_formed(&picture) && picture.contains(">kvm_mmu_page_fault<"), "{picture}");
     let json = serde_json::to_string(&outcome).unwrap();
     assert_eq!(serde_json::from_str::<Outcome>(&json).unwrap(), outcome);
-}
-
-/// Their guests are frozen for a planner that needs neither a pool nor a guest of its own.
-#[test]
-fn experiments_of_unsanitised_guests_have_a_planner_for_them() {
-    for (experiment, part) in replays().filter(|(_, replays)| replays.unsanitised) {
-        let plain = |planner: &&&str| {
-            !sanitises(planner) && parse(planner).unwrap().store() == Store::Directory
-        };
-        assert!(part.planners.iter().find(plain).is_some(), "{}", experiment.name);
-    }
 }
 
 #[test]

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use thiserror::Error;
 
 use firn_memory::HostFactsError;
-use firn_memory::planners::{ParsePlannerError, Store};
+use firn_memory::planners::{ParsePlannerError, Planner, Store};
 use firn_pool::ClientError;
 use firn_snapshot::{AttachError, Destination, OpenError, OpenPooledError};
 use firn_vmm::KVM_DEVICE;
@@ -56,7 +56,8 @@ pub struct PlayersConfig {
     pub gaps: GapFactor,
     /// Whether the images store zero pages too.
     pub dense: bool,
-    /// Whether the pages that the guests held free have content.
+    /// Whether the pages that the guests held free have content. A planner whose paper has a guest
+    /// that zeroes what it frees has such a guest nevertheless.
     pub unsanitised: bool,
     /// Whether profiles are recorded on the replayed input. Otherwise they are recorded on the
     /// function's other input, if it has one.
@@ -149,21 +150,8 @@ pub(crate) struct Prepared {
     /// How many replicas of any of the players fit into the pool; `None` without one.
     pub(crate) room: Option<u32>,
     pub(crate) host: Host,
-    /// They contain the snapshots, and are removed on drop.
-    directories: Vec<TempDir>,
-}
-
-impl Prepared {
-    /// Adds the planners of the same players in guests that zero what they free.
-    pub(crate) fn with_sanitised(mut self, sanitised: Self) -> Self {
-        for (player, sanitised) in self.players.iter_mut().zip(sanitised.players) {
-            player.sanitised = Some(Box::new(sanitised));
-        }
-        self.subjects.extend(sanitised.subjects);
-        self.left_out.extend(sanitised.left_out);
-        self.directories.extend(sanitised.directories);
-        self
-    }
+    /// It contains the snapshots, and is removed on drop.
+    _directory: TempDir,
 }
 
 impl PlayersConfig {
@@ -180,7 +168,7 @@ impl PlayersConfig {
     /// planner maps snapshots from there, in the pool. They get profiles if a planner uses them.
     ///
     /// `all` leaves out planners that run in replicas, if the pool has no room for the replicas of
-    /// `microvms` microVMs, and on unsanitised guests those whose paper has sanitised ones.
+    /// `microvms` microVMs.
     pub(crate) fn prepare(
         &self,
         mut pool: Option<&mut PoolPlayers<'_>>,
@@ -188,59 +176,77 @@ impl PlayersConfig {
         microvms: u32,
         harness: &Harness<'_>,
     ) -> Result<Prepared, PlayersError> {
-        let traces = self.traces.iter().map(|name| load(name)).collect::<Result<Vec<_>, _>>()?;
         let directory = medium::directory(self.directory.as_deref())?;
         let (list, dax) = (self.planners.join(","), medium::is_dax(directory.path()));
         let host = host_of(directory.path(), pool.as_deref())?;
+        let zeroing = Self { unsanitised: false, ..self.clone() };
         let mut players = Vec::new();
-        for (number, trace) in traces.iter().enumerate() {
-            let candidates = selection::candidates(&list, trace, dax)?;
-            let in_pool = candidates.iter().any(|planner| planner.store() != Store::Directory);
-            let learns = candidates.iter().any(|planner| planner.learns());
-            let other = learns && !self.same_input;
-            let inputs = inputs(trace, self.traces.get(number).filter(|_| other))?;
-            let mut copies: Vec<_> = (1..=snapshots.max(1))
-                .map(|seed| FrozenPlayer {
-                    trace: trace.name.clone(),
-                    snapshot: directory.path().join(format!("player-{number}-{seed}")),
-                    pooled: pool.as_deref_mut().filter(|_| in_pool).map(PoolPlayers::reserve_name),
-                    inputs: inputs.iter().map(|input| input.name.clone()).collect(),
-                    recorded_on: None,
-                    others: Vec::new(),
-                    sanitised: None,
-                })
-                .collect();
-            self.freeze(&copies, &inputs).map_err(|source| PlayersError::Freeze {
-                trace: trace.name.clone(),
-                source: Box::new(source),
-            })?;
-            if learns {
-                let profile = profile::learn(&copies[0].snapshot, &inputs, harness)?;
-                for player in &mut copies {
-                    player.recorded_on = profile.inputs.first().cloned();
-                    profile::attach(player, &profile, harness.progress)?;
-                }
+        for (number, name) in self.traces.iter().enumerate() {
+            let (own, all): (Vec<_>, Vec<_>) = selection::candidates(&list, &load(name)?, dax)?
+                .into_iter()
+                .partition(|planner| self.unsanitised && sanitises(&planner.name()));
+            let place = |kind| directory.path().join(format!("{kind}-{number}"));
+            let (player, sanitised) = (place("player"), place("sanitised"));
+            let pool = pool.as_deref_mut();
+            let mut player = self.player(name, &all, &player, pool, snapshots, harness)?;
+            if !own.is_empty() {
+                let own = zeroing.player(name, &own, &sanitised, None, snapshots, harness)?;
+                player.sanitised = Some(Box::new(own));
             }
-            let others = copies.split_off(1);
-            players.extend(
-                copies.into_iter().map(|player| FrozenPlayer { others: others.clone(), ..player }),
-            );
+            players.push(player);
         }
         let (mut subjects, mut left_out) = selection::subjects(&list, &players, pool.as_deref())?;
         let room = match pool {
             Some(pool) => pool.room_for_any(&players)?,
             None => None,
         };
-        if self.planners.iter().any(|planner| planner == "all") {
-            if self.unsanitised {
-                selection::leave_out_sanitising(&mut subjects, &mut left_out);
-            }
-            if let Some(room) = room {
-                selection::leave_out_without_room(&mut subjects, &mut left_out, room, microvms);
+        if self.planners.iter().any(|planner| planner == "all")
+            && let Some(room) = room
+        {
+            selection::leave_out_without_room(&mut subjects, &mut left_out, room, microvms);
+        }
+        Ok(Prepared { players, subjects, left_out, room, host, _directory: directory })
+    }
+
+    /// Freezes `snapshots` players of a trace, each with other content, for these planners: in
+    /// directories named `place` with a number each, and in the pool if a planner needs it.
+    fn player(
+        &self,
+        trace: &str,
+        planners: &[Box<dyn Planner>],
+        place: &Path,
+        mut pool: Option<&mut PoolPlayers<'_>>,
+        snapshots: u32,
+        harness: &Harness<'_>,
+    ) -> Result<FrozenPlayer, PlayersError> {
+        let named = load(trace)?;
+        let in_pool = planners.iter().any(|planner| planner.store() != Store::Directory);
+        let learns = planners.iter().any(|planner| planner.learns());
+        let inputs = inputs(&named, Some(trace).filter(|_| learns && !self.same_input))?;
+        let mut copies: Vec<_> = (1..=snapshots.max(1))
+            .map(|seed| FrozenPlayer {
+                trace: named.name.clone(),
+                snapshot: place.with_extension(seed.to_string()),
+                pooled: pool.as_deref_mut().filter(|_| in_pool).map(PoolPlayers::reserve_name),
+                inputs: inputs.iter().map(|input| input.name.clone()).collect(),
+                recorded_on: None,
+                others: Vec::new(),
+                sanitised: None,
+            })
+            .collect();
+        self.freeze(&copies, &inputs).map_err(|source| PlayersError::Freeze {
+            trace: named.name.clone(),
+            source: Box::new(source),
+        })?;
+        if learns {
+            let profile = profile::learn(&copies[0].snapshot, &inputs, harness)?;
+            for player in &mut copies {
+                player.recorded_on = profile.inputs.first().cloned();
+                profile::attach(player, &profile, harness.progress)?;
             }
         }
-        let directories = vec![directory];
-        Ok(Prepared { players, subjects, left_out, room, host, directories })
+        let others = copies.split_off(1);
+        Ok(FrozenPlayer { others, ..copies.remove(0) })
     }
 
     /// Freezes a player into each place, each with content of its own. One freeze uses one
@@ -307,9 +313,9 @@ pub(crate) fn host_of(directory: &Path, pool: Option<&PoolPlayers<'_>>) -> Resul
 /// The inputs of a player: its trace, and as the last one the input on which its profile is
 /// recorded. That is the function's other input, `-b` for `-a` and the reverse, and `-base` for
 /// those of other sizes, if there is one with the same memory.
-fn inputs(trace: &NamedTrace, argument: Option<&String>) -> Result<PlayerInputs, PlayersError> {
+fn inputs(trace: &NamedTrace, argument: Option<&str>) -> Result<PlayerInputs, PlayersError> {
     let alone = || Ok(PlayerInputs::new(vec![trace.clone()])?);
-    let Some(other) = argument.and_then(|argument| other_input(argument)) else { return alone() };
+    let Some(other) = argument.and_then(other_input) else { return alone() };
     let Ok(other) = load(&other) else { return alone() };
     PlayerInputs::new(vec![trace.clone(), other]).or_else(|_| alone())
 }

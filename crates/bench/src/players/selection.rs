@@ -1,5 +1,8 @@
 //! The planners of a measurement: those that a list names, less those that `all` leaves out.
 
+use std::iter;
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
 use firn_base::{PAGE_SIZE, error_chain};
@@ -15,7 +18,7 @@ use super::pool::PoolPlayers;
 use crate::traces::NamedTrace;
 
 /// FaaSnap's guest zeroes the pages that it frees. In comparisons of guests that do not, FaaSnap is
-/// measured on a guest that does.
+/// measured on one that does.
 const SANITISES: &str = "faasnap";
 
 /// A planner that was not measured.
@@ -66,80 +69,25 @@ fn all_of(selection: Selection) -> Vec<Box<dyn Planner>> {
 }
 
 /// The planners of a list, and those that `all` leaves out because they have no plan for one of the
-/// traces.
+/// players.
 pub(super) fn subjects(
     list: &str,
     players: &[FrozenPlayer],
     pool: Option<&PoolPlayers<'_>>,
 ) -> Result<(Vec<Subject>, Vec<LeftOut>), PlayersError> {
-    let host = HostFacts::read()?;
     let (mut subjects, mut left_out) = (Vec::new(), Vec::<LeftOut>::new());
     for player in players {
-        // The packed files have to exist before the planners are selected. A file that cannot be
-        // packed is reported by its plan.
-        let snapshot = Snapshot::open(&player.snapshot)?;
-        let profile = snapshot.profile()?;
-        let (layout, zero_map) = (&snapshot.manifest().layout, snapshot.zero_map());
-        let input = PlanInput {
-            layout,
-            image: ImageFacts::of_snapshot(&snapshot, None).map_err(PlayersError::Image)?,
-            zero_map,
-            profile: profile.as_ref(),
-            snapshot: Some(&snapshot),
-            copies: None,
-            host: &host,
-        };
-        let file = input.image;
-        for planner in all_of(select(list, &input)?) {
-            let _ = pack(&player.snapshot, &*planner);
-        }
-        // A snapshot that did not find a packed file does not look for it again.
-        let packed = Snapshot::open(&player.snapshot)?;
-        let input = PlanInput { snapshot: Some(&packed), ..input };
-        let pooled = pool.map(|pool| PlanInput { image: pool.image(file.len), ..input });
-        let mut selection = select(list, &input)?;
-        if let Some(pooled) = &pooled {
-            // A planner without a plan for a directory may have one for a pool.
-            selection.left_out.retain_mut(|(name, reason)| {
-                let Ok(planner) = parse(name) else { return true };
-                match planner.plan(pooled) {
-                    Ok(_) if planner.store() != Store::Directory => {
-                        selection.planners.push(planner);
-                        false
-                    }
-                    Err(other) if planner.store() != Store::Directory => {
-                        *reason = other;
-                        true
-                    }
-                    _ => true,
-                }
-            });
-        }
+        let own = player.sanitised.as_deref();
+        let thaws = |planner: &str| own.is_none() || !sanitises(planner);
+        let all = of_snapshot(list, &player.snapshot, pool, thaws)?;
+        let own = own.map(|own| of_snapshot(list, &own.snapshot, None, sanitises)).transpose()?;
         subjects = Vec::new();
-        for planner in &selection.planners {
-            let in_pool = planner.store() != Store::Directory;
-            let input = match (&pooled, in_pool) {
-                (Some(pooled), true) => pooled,
-                (None, true) => return Err(PlayersError::NoPool(planner.name())),
-                (_, false) => &input,
-            };
-            // A planner without a plan fails in its first run, with the reason.
-            let preloads = planner
-                .plan(input)
-                .is_ok_and(|plan| plan.schedule.iter().any(|step| step.work.is_preload()));
-            let packs = planner.packing(input).is_ok_and(|packing| packing.is_some());
-            subjects.push(Subject {
-                planner: planner.name(),
-                preloads,
-                in_pool,
-                packs,
-                ready: false,
-                jailed: true,
-            });
-        }
-        for (planner, reason) in selection.left_out {
-            if left_out.iter().all(|known| known.planner != planner) {
-                left_out.push(LeftOut { planner, reason: error_chain(&reason) });
+        for (found, lacking) in iter::once(all).chain(own) {
+            subjects.extend(found);
+            for new in lacking {
+                if left_out.iter().all(|known| known.planner != new.planner) {
+                    left_out.push(new);
+                }
             }
         }
     }
@@ -147,13 +95,87 @@ pub(super) fn subjects(
     Ok((subjects, left_out))
 }
 
-/// Leaves out the planners whose papers have sanitised guests.
-pub(super) fn leave_out_sanitising(subjects: &mut Vec<Subject>, left_out: &mut Vec<LeftOut>) {
-    for Subject { planner, .. } in subjects.extract_if(.., |subject| sanitises(&subject.planner)) {
-        let reason =
-            "its paper has a guest that zeroes what it frees: measure it without --unsanitised";
-        left_out.push(LeftOut { planner, reason: reason.to_owned() });
+/// Those planners of a list that thaw a snapshot, and those of them that have no plan for it.
+fn of_snapshot(
+    list: &str,
+    path: &Path,
+    pool: Option<&PoolPlayers<'_>>,
+    thaws: impl Fn(&str) -> bool,
+) -> Result<(Vec<Subject>, Vec<LeftOut>), PlayersError> {
+    let host = HostFacts::read()?;
+    let select = |input: &PlanInput<'_>| {
+        select(list, input).map(|mut selection| {
+            selection.planners.retain(|planner| thaws(&planner.name()));
+            selection.left_out.retain(|(name, _)| thaws(name));
+            selection
+        })
+    };
+    // The packed files have to exist before the planners are selected. A file that cannot be packed
+    // is reported by its plan.
+    let snapshot = Snapshot::open(path)?;
+    let profile = snapshot.profile()?;
+    let (layout, zero_map) = (&snapshot.manifest().layout, snapshot.zero_map());
+    let input = PlanInput {
+        layout,
+        image: ImageFacts::of_snapshot(&snapshot, None).map_err(PlayersError::Image)?,
+        zero_map,
+        profile: profile.as_ref(),
+        snapshot: Some(&snapshot),
+        copies: None,
+        host: &host,
+    };
+    let file = input.image;
+    for planner in all_of(select(&input)?) {
+        let _ = pack(path, &*planner);
     }
+    // A snapshot that did not find a packed file does not look for it again.
+    let packed = Snapshot::open(path)?;
+    let input = PlanInput { snapshot: Some(&packed), ..input };
+    let pooled = pool.map(|pool| PlanInput { image: pool.image(file.len), ..input });
+    let mut selection = select(&input)?;
+    if let Some(pooled) = &pooled {
+        // A planner without a plan for a directory may have one for a pool.
+        selection.left_out.retain_mut(|(name, reason)| {
+            let Ok(planner) = parse(name) else { return true };
+            match planner.plan(pooled) {
+                Ok(_) if planner.store() != Store::Directory => {
+                    selection.planners.push(planner);
+                    false
+                }
+                Err(other) if planner.store() != Store::Directory => {
+                    *reason = other;
+                    true
+                }
+                _ => true,
+            }
+        });
+    }
+    let mut subjects = Vec::new();
+    for planner in &selection.planners {
+        let in_pool = planner.store() != Store::Directory;
+        let input = match (&pooled, in_pool) {
+            (Some(pooled), true) => pooled,
+            (None, true) => return Err(PlayersError::NoPool(planner.name())),
+            (_, false) => &input,
+        };
+        // A planner without a plan fails in its first run, with the reason.
+        let preloads = planner
+            .plan(input)
+            .is_ok_and(|plan| plan.schedule.iter().any(|step| step.work.is_preload()));
+        let packs = planner.packing(input).is_ok_and(|packing| packing.is_some());
+        subjects.push(Subject {
+            planner: planner.name(),
+            preloads,
+            in_pool,
+            packs,
+            ready: false,
+            jailed: true,
+        });
+    }
+    let left_out = selection.left_out.into_iter();
+    let left_out =
+        left_out.map(|(planner, reason)| LeftOut { planner, reason: error_chain(&reason) });
+    Ok((subjects, left_out.collect()))
 }
 
 /// Leaves out the planners that run in replicas, if the pool has no room for the replicas of a

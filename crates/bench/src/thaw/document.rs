@@ -7,7 +7,6 @@ use super::invocation::{Invocation, suffix};
 use super::results::{Results, Row};
 use crate::cache::Cache;
 use crate::picture::chart::{Bar, Chart, Marks, Panel};
-use crate::players::sanitises;
 use crate::stats::{Summary, quantile, sorted};
 use crate::text::{self, number};
 
@@ -163,8 +162,7 @@ fn bar(rows: &[Invocation<'_>], subject: (&str, bool), value: Value) -> Option<B
     })
 }
 
-/// Rows by their conditions. Tables of unsanitised guests also show planners whose papers have
-/// sanitised guests, measured on those.
+/// Rows by their conditions.
 fn grouped(sessions: &[Results]) -> BTreeMap<Conditions, Vec<&Row>> {
     let mut groups: BTreeMap<Conditions, Vec<&Row>> = BTreeMap::new();
     for session in sessions {
@@ -190,30 +188,7 @@ fn grouped(sessions: &[Results]) -> BTreeMap<Conditions, Vec<&Row>> {
             }
         }
     }
-    let shown = groups.iter().filter_map(|(conditions, rows)| {
-        let counterpart = Conditions { sanitised: !conditions.sanitised, ..*conditions };
-        let counterpart = groups.get(&counterpart).map_or(&[][..], Vec::as_slice);
-        // Sanitised rows that were only measured for the tables of unsanitised guests get no table
-        // of their own.
-        if conditions.sanitised
-            && !counterpart.is_empty()
-            && rows.iter().all(|row| sanitises(&row.planner))
-        {
-            return None;
-        }
-        let sanitised: Vec<&Row> = counterpart
-            .iter()
-            .copied()
-            .filter(|row| !conditions.sanitised && sanitises(&row.planner))
-            .collect();
-        let rows = if sanitised.is_empty() {
-            rows.clone()
-        } else {
-            rows.iter().copied().filter(|row| !sanitises(&row.planner)).chain(sanitised).collect()
-        };
-        Some((*conditions, rows))
-    });
-    shown.collect()
+    groups
 }
 
 /// The position of a state of the page cache in the order of tables; `None` if it has no effect.

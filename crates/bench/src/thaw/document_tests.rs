@@ -47,20 +47,6 @@ fn planners_are_columns_and_traces_are_rows() {
 }
 
 #[test]
-fn faasnap_is_shown_on_a_sanitised_guest() {
-    let all = session(&["reap", "faasnap:merge=32"], "t", 10.0, true, true);
-    let alone = session(&["faasnap:merge=32"], "t", 7.0, true, false);
-    let sparse = session(&["reap", "faasnap:merge=32"], "t", 5.0, false, false);
-    let text = markdown(&[all, alone, sparse]);
-    let sections: Vec<&str> = text.split("## ").skip(1).collect();
-    assert_eq!(sections.len(), 2, "{text}");
-    assert!(sections[0].contains("unsanitised guest"), "{text}");
-    assert!(sections[0].contains("| t | 10.0 | 7.00 |"), "{text}");
-    assert!(sections[1].contains("sparse images, sanitised guest"), "{text}");
-    assert!(sections[1].contains("| t | 5.00 | 5.00 |"), "{text}");
-}
-
-#[test]
 fn a_later_row_replaces_an_earlier_one() {
     let of = |ms| session(&["reap"], "t", ms, false, false);
     let text = markdown(&[of(1.0), of(2.0)]);

@@ -39,7 +39,7 @@ pub(super) struct PlayersArgs {
     #[arg(long)]
     dense: bool,
     /// Fill the pages that the guest held free with content; most of them were zero in the recorded
-    /// guest
+    /// guest. faasnap keeps a guest of its own, as its paper's guest zeroes what it frees
     #[arg(long)]
     unsanitised: bool,
     /// Record profiles on the replayed input, not on the function's other input

@@ -16,8 +16,8 @@ use crate::output;
   firn bench thaw --dense --unsanitised --cache cold --trace image-a --json results/image-a.json
   firn bench table --plot results/table.svg results/*.json >results/table.md
 
-Sessions with the same conditions share a table: a row for each trace, a column for each planner. Tables of unsanitised guests
-show faasnap on sanitised ones, if that was measured. `make restores-table` runs all of these measurements.")]
+Sessions with the same conditions share a table: a row for each trace, a column for each planner. `make restores-table` runs
+all of these measurements.")]
 pub(crate) struct TableArgs {
     /// Files that `firn bench thaw --json` wrote
     #[arg(value_name = "FILE", required = true)]
