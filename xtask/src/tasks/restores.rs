@@ -30,7 +30,7 @@ struct Settings {
     runs_of_ten: String,
     /// A manager's socket. With a pool the planners are all that this host can run, those that map
     /// from a pool included, except for sparse images and sanitised guests, because extents have no
-    /// holes. Ten microVMs then have a warm-up, which makes their replicas and copies.
+    /// holes. Runs of a pool's planners before those that count make replicas and copies.
     pool: Option<String>,
 }
 
@@ -125,7 +125,7 @@ fn measure(context: &Context, settings: &Settings) -> Result<()> {
 
 fn sessions(settings: &Settings) -> Result<Vec<Session>> {
     let Settings { planners, runs, pool, .. } = settings;
-    let warm_up = u8::from(pool.is_some());
+    let warm_up = if pool.is_some() { 2 } else { 0 };
     let ten = format!(
         "--cache cold,cached --runs {} --warm-up {warm_up} --concurrency 10",
         settings.runs_of_ten
@@ -140,7 +140,7 @@ fn sessions(settings: &Settings) -> Result<Vec<Session>> {
             };
             let cold = format!("--planner {planners} --cache cold --runs {runs}");
             let how = match shape.as_str() {
-                "one" => format!("--cache cold,cached --runs {runs}"),
+                "one" => format!("--cache cold,cached --runs {runs} --warm-up {warm_up}"),
                 "ten" => ten.clone(),
                 "different" => format!("{ten} --snapshots different"),
                 "sparse" => {

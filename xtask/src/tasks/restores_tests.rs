@@ -35,7 +35,7 @@ fn every_shape_has_its_sessions() {
     assert_eq!(
         lines(SHAPES, None),
         [
-            "json-a.one: --trace json-a --planner reap,faast --dense --unsanitised --cache cold,cached --runs 3".to_owned(),
+            "json-a.one: --trace json-a --planner reap,faast --dense --unsanitised --cache cold,cached --runs 3 --warm-up 0".to_owned(),
             format!("json-a.ten: --trace json-a --planner reap,faast --dense --unsanitised {ten}"),
             format!("json-a.different: --trace json-a --planner reap,faast --dense --unsanitised {ten} --snapshots different"),
             "json-a.sparse: --trace json-a --planner reap,faast --cache cold --runs 3".to_owned(),
@@ -49,7 +49,7 @@ fn a_pool_serves_all_planners_but_no_sparse_images() {
     assert_eq!(
         lines("ten sparse", Some("/p")),
         [
-            "json-a.ten: --trace json-a --planner all --dense --unsanitised --cache cold,cached --runs 1 --warm-up 1 \
+            "json-a.ten: --trace json-a --planner all --dense --unsanitised --cache cold,cached --runs 1 --warm-up 2 \
              --concurrency 10 --pool /p",
             "json-a.sparse: --trace json-a --planner reap,faast --cache cold --runs 3",
         ]
