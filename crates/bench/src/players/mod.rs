@@ -25,7 +25,8 @@ pub(crate) use frozen::Place;
 pub use frozen::{FrozenPlayer, PooledPlayer, Subject};
 pub(crate) use pool::{PoolPlayers, PoolUsage};
 pub use selection::LeftOut;
-pub(crate) use selection::{replicates, sanitises};
+pub(crate) use selection::replicates;
+use selection::sanitises;
 
 use crate::harness::Harness;
 use crate::host::{Host, HostError, medium_of_pool};
@@ -176,21 +177,25 @@ impl PlayersConfig {
         microvms: u32,
         harness: &Harness<'_>,
     ) -> Result<Prepared, PlayersError> {
+        let traces = self.traces.iter().map(|name| load(name)).collect::<Result<Vec<_>, _>>()?;
         let directory = medium::directory(self.directory.as_deref())?;
         let (list, dax) = (self.planners.join(","), medium::is_dax(directory.path()));
         let host = host_of(directory.path(), pool.as_deref())?;
         let zeroing = Self { unsanitised: false, ..self.clone() };
         let mut players = Vec::new();
-        for (number, name) in self.traces.iter().enumerate() {
-            let (own, all): (Vec<_>, Vec<_>) = selection::candidates(&list, &load(name)?, dax)?
+        for (number, (trace, argument)) in traces.iter().zip(&self.traces).enumerate() {
+            let (own, all): (Vec<_>, Vec<_>) = selection::candidates(&list, trace, dax)?
                 .into_iter()
                 .partition(|planner| self.unsanitised && sanitises(&planner.name()));
-            let place = |kind| directory.path().join(format!("{kind}-{number}"));
-            let (player, sanitised) = (place("player"), place("sanitised"));
+            let places = |kind| {
+                let place = |seed| directory.path().join(format!("{kind}-{number}-{seed}"));
+                (1..=snapshots.max(1)).map(place).collect::<Vec<_>>()
+            };
             let pool = pool.as_deref_mut();
-            let mut player = self.player(name, &all, &player, pool, snapshots, harness)?;
+            let mut player = self.player(trace, argument, &all, places("player"), pool, harness)?;
             if !own.is_empty() {
-                let own = zeroing.player(name, &own, &sanitised, None, snapshots, harness)?;
+                let places = places("sanitised");
+                let own = zeroing.player(trace, argument, &own, places, None, harness)?;
                 player.sanitised = Some(Box::new(own));
             }
             players.push(player);
@@ -208,25 +213,25 @@ impl PlayersConfig {
         Ok(Prepared { players, subjects, left_out, room, host, _directory: directory })
     }
 
-    /// Freezes `snapshots` players of a trace, each with other content, for these planners: in
-    /// directories named `place` with a number each, and in the pool if a planner needs it.
+    /// Freezes a player of a trace, which was loaded from `argument`, into each place, and in the
+    /// pool if one of these planners needs it. Each has other content.
     fn player(
         &self,
-        trace: &str,
+        trace: &NamedTrace,
+        argument: &str,
         planners: &[Box<dyn Planner>],
-        place: &Path,
+        places: Vec<PathBuf>,
         mut pool: Option<&mut PoolPlayers<'_>>,
-        snapshots: u32,
         harness: &Harness<'_>,
     ) -> Result<FrozenPlayer, PlayersError> {
-        let named = load(trace)?;
         let in_pool = planners.iter().any(|planner| planner.store() != Store::Directory);
         let learns = planners.iter().any(|planner| planner.learns());
-        let inputs = inputs(&named, Some(trace).filter(|_| learns && !self.same_input))?;
-        let mut copies: Vec<_> = (1..=snapshots.max(1))
-            .map(|seed| FrozenPlayer {
-                trace: named.name.clone(),
-                snapshot: place.with_extension(seed.to_string()),
+        let inputs = inputs(trace, Some(argument).filter(|_| learns && !self.same_input))?;
+        let mut copies: Vec<_> = places
+            .into_iter()
+            .map(|snapshot| FrozenPlayer {
+                trace: trace.name.clone(),
+                snapshot,
                 pooled: pool.as_deref_mut().filter(|_| in_pool).map(PoolPlayers::reserve_name),
                 inputs: inputs.iter().map(|input| input.name.clone()).collect(),
                 recorded_on: None,
@@ -235,7 +240,7 @@ impl PlayersConfig {
             })
             .collect();
         self.freeze(&copies, &inputs).map_err(|source| PlayersError::Freeze {
-            trace: named.name.clone(),
+            trace: trace.name.clone(),
             source: Box::new(source),
         })?;
         if learns {

@@ -31,7 +31,7 @@ pub struct LeftOut {
 }
 
 /// Whether a planner's paper has a guest that zeroes the pages that it frees.
-pub(crate) fn sanitises(planner: &str) -> bool {
+pub(super) fn sanitises(planner: &str) -> bool {
     planner.starts_with(SANITISES)
 }
 
@@ -75,14 +75,15 @@ pub(super) fn subjects(
     players: &[FrozenPlayer],
     pool: Option<&PoolPlayers<'_>>,
 ) -> Result<(Vec<Subject>, Vec<LeftOut>), PlayersError> {
+    let host = HostFacts::read()?;
     let (mut subjects, mut left_out) = (Vec::new(), Vec::<LeftOut>::new());
     for player in players {
         let own = player.sanitised.as_deref();
         let thaws = |planner: &str| own.is_none() || !sanitises(planner);
-        let all = of_snapshot(list, &player.snapshot, pool, thaws)?;
-        let own = own.map(|own| of_snapshot(list, &own.snapshot, None, sanitises)).transpose()?;
+        let all = of_snapshot(list, &player.snapshot, &host, pool, thaws)?;
+        let own = own.map(|own| of_snapshot(list, &own.snapshot, &host, None, sanitises));
         subjects = Vec::new();
-        for (found, lacking) in iter::once(all).chain(own) {
+        for (found, lacking) in iter::once(all).chain(own.transpose()?) {
             subjects.extend(found);
             for new in lacking {
                 if left_out.iter().all(|known| known.planner != new.planner) {
@@ -99,10 +100,10 @@ pub(super) fn subjects(
 fn of_snapshot(
     list: &str,
     path: &Path,
+    host: &HostFacts,
     pool: Option<&PoolPlayers<'_>>,
     thaws: impl Fn(&str) -> bool,
 ) -> Result<(Vec<Subject>, Vec<LeftOut>), PlayersError> {
-    let host = HostFacts::read()?;
     let select = |input: &PlanInput<'_>| {
         select(list, input).map(|mut selection| {
             selection.planners.retain(|planner| thaws(&planner.name()));
@@ -122,7 +123,7 @@ fn of_snapshot(
         profile: profile.as_ref(),
         snapshot: Some(&snapshot),
         copies: None,
-        host: &host,
+        host,
     };
     let file = input.image;
     for planner in all_of(select(&input)?) {
