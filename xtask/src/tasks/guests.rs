@@ -11,13 +11,12 @@ use crate::context::Context;
 /// Modules that take half of the time, with the tests of the lab. In the lab they run in a machine
 /// of their own, beside a second machine with all other tests: under emulation a second processor
 /// makes one machine no faster.
-const HALF: [&str; 8] = [
+const HALF: [&str; 7] = [
     "planners::",
     "pool_thaws::",
     "hugetlbfs::",
     "recording::",
     "dax::",
-    "shapes::",
     "network::",
     "network_clients::",
 ];

@@ -167,12 +167,12 @@ fn guest_tests_run_natively_or_in_two_labs() {
         [
             build.clone(),
             format!(
-                "{short} planners:: pool_thaws:: hugetlbfs:: recording:: dax:: shapes:: \
+                "{short} planners:: pool_thaws:: hugetlbfs:: recording:: dax:: \
                  network:: network_clients:: &"
             ),
             format!(
                 "{short} --skip planners:: --skip pool_thaws:: --skip hugetlbfs:: --skip recording:: --skip dax:: \
-                 --skip shapes:: --skip network:: --skip network_clients::"
+                 --skip network:: --skip network_clients::"
             ),
         ]
     );

@@ -66,6 +66,7 @@ fn the_start_page_reaches_its_answers() {
 const BOTO: &str = include_str!("../../../clients/boto.py");
 
 #[test]
+#[ignore = "long: make test-full"]
 fn boto3_and_the_aws_command_work_unmodified() {
     const INVOCATIONS: u64 = 30;
     let world = World::default();
