@@ -185,7 +185,8 @@ fn accelerator(icount: bool) -> &'static [&'static str] {
     if icount {
         &["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off", "-cpu", "max"]
     } else {
-        const CPU: &str = "max,la57=off,smap=off,smep=off,umip=off,pku=off,xsaves=off,erms=off,fsrm=off";
+        const CPU: &str =
+            "max,la57=off,smap=off,smep=off,umip=off,pku=off,xsaves=off,erms=off,fsrm=off";
         &["-accel", "tcg,thread=multi", "-cpu", CPU]
     }
 }
