@@ -176,8 +176,8 @@ impl Drop for Machine {
 /// QEMU's options for the emulation of processors. With `icount` an instruction takes 1 ns of the
 /// machine's time, and time jumps to the next timer while the processor is idle.
 ///
-/// Otherwise the processor has none of the features that cost an emulator most, which halves the
-/// time of the guests' tests: a fifth level of page tables, protections that change with every
+/// Otherwise the processor has none of the features that cost an emulator most, which takes a
+/// third off the guests' tests: a fifth level of page tables, protections that change with every
 /// access to a user's memory, and copies that Linux makes byte by byte because a real processor is
 /// fast at it. One that counts instructions keeps them, so that its counts can be compared with
 /// older ones.
