@@ -67,7 +67,7 @@ fn a_guest_reaches_the_host_by_a_tap_device_before_and_after_a_freeze() {
         let boot = world.firn(["boot", "--name", "booted", "--net"]);
         let boot = boot.arg("tap:tap0,address=10.9.0.2/24,gateway=10.9.0.1,dns=10.9.0.1,mtu=9000");
         let mut booted = boot.arg(workshop_folder(&world.work())).start().ready();
-        echoes("booted", 0, 4);
+        echoes("booted", 0, 8);
         let servers = json!({"do": "read", "path": "/etc/resolv.conf"});
         assert_eq!(world.ask("booted", "machine", &servers), json!("nameserver 10.9.0.1\n"));
         let mtu = json!({"do": "read", "path": "/sys/class/net/eth0/mtu"});
@@ -84,7 +84,7 @@ fn a_guest_reaches_the_host_by_a_tap_device_before_and_after_a_freeze() {
         };
         let _same = thaw("same", "tap:tap0");
         let _other = thaw("other", "tap:tap1,address=10.9.1.2/24,to-guest=4M,from-guest=4M");
-        echoes("same", 0, 4);
+        echoes("same", 0, 8);
         echoes("other", 1, 2);
         // Without a network a guest with a device still answers.
         let answer = world.thaw_and_ask(&snapshot, "machine", &mtu);
