@@ -15,7 +15,9 @@ use crate::compare::compare;
 use crate::page_cache;
 use crate::plan::{PlanError, Segment, Step, Work};
 use crate::planners::{ImageFacts, PlanInput, parse};
-use crate::testing::{Kind, file_on_a_medium, page_bytes, plans, segment, write_image};
+use crate::testing::{
+    Kind, assert_counted, file_on_a_medium, page_bytes, plans, segment, write_image,
+};
 
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
@@ -109,10 +111,7 @@ fn dram_cached_preloads_every_stored_page() {
         assert_eq!(executed.memory.usage().unwrap().resident, 0, "cached, but not yet mapped");
         stored
     };
-    // The kernel may drop a page before it is counted, but not each time.
-    let all = page_cache::Residency { pages: 2048, cached: 2048 };
-    let found: Vec<_> = (0..3).map(|_| preload()).collect();
-    assert!(found.contains(&all), "{found:?}");
+    assert_counted(&page_cache::Residency { pages: 2048, cached: 2048 }, preload);
 }
 
 #[test]
@@ -131,15 +130,16 @@ fn an_index_is_built_for_reading_and_copies_nothing() {
     let reports = executed.after_resume.run(&executed.memory).unwrap();
     assert_eq!(reports.len(), 1);
     assert_eq!(reports[0].indexed_bytes, MIB);
-    let usage = executed.memory.usage().unwrap();
-    assert!(usage.resident >= MIB, "{usage:?}");
-    assert_eq!(usage.private, 0, "no page was copied");
+    assert_eq!(executed.memory.usage().unwrap().private, 0, "no page was copied");
 
     plan.schedule = vec![step(When::BeforeResume)];
-    let executed = execute(&plan, &Sources::image(&image)).unwrap();
-    assert_eq!(executed.report.steps.len(), 1);
-    assert!(executed.memory.usage().unwrap().shared >= MIB);
-    assert!(executed.after_resume.run(&executed.memory).unwrap().is_empty());
+    assert_counted(&true, || {
+        let executed = execute(&plan, &Sources::image(&image)).unwrap();
+        assert_eq!(executed.report.steps.len(), 1);
+        let usage = executed.memory.usage().unwrap();
+        assert!(executed.after_resume.run(&executed.memory).unwrap().is_empty());
+        usage.shared >= MIB
+    });
 }
 
 #[test]
