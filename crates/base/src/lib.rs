@@ -19,6 +19,7 @@ mod range;
 mod range_set;
 mod signals;
 mod size;
+mod stack;
 mod time;
 mod writeback;
 
@@ -29,5 +30,6 @@ pub use range::{GuestRange, ImageRange, PageRange};
 pub use range_set::RangeSet;
 pub use signals::{SignalHandler, end_with, handle_signal};
 pub use size::{PAGE_SIZE, ParseSizeError, format_bytes, parse_size};
+pub use stack::touch_stack;
 pub use time::{cpu_ns, format_milliseconds, nanoseconds, now_ns, ns_since};
 pub use writeback::begin_writeback;

@@ -17,7 +17,8 @@ use firn_memory::{
 };
 use firn_snapshot::{Grant, NoCopy, Snapshot};
 use firn_vmm::{
-    FrozenMachine, HostConfig, KvmCounters, Microvm, OpenKvm, OpenKvmError, Shape, Standby,
+    FirstRun, FrozenMachine, HostConfig, KvmCounters, Microvm, OpenKvm, OpenKvmError, Shape,
+    Standby,
 };
 
 use crate::background::Background;
@@ -105,7 +106,7 @@ pub struct Restored<'a> {
     loader: Option<Loader>,
     after_resume: Option<AfterResume>,
     report: StartReport,
-    begin: Instant,
+    begin_ns: u64,
     since: u64,
 }
 
@@ -124,9 +125,9 @@ pub struct Run<'a> {
     pub(crate) background: Background,
     pub(crate) memory: Arc<GuestMemory>,
     pub(crate) report: StartReport,
-    /// When the vCPUs began to run.
-    pub(crate) resumed: Instant,
-    pub(crate) resumed_ns: u64,
+    pub(crate) first_run: FirstRun,
+    /// The moment from which `resume_ns` counts.
+    pub(crate) begin_ns: u64,
     /// The moment from which `total_ns` counts.
     pub(crate) since: u64,
 }
@@ -313,7 +314,7 @@ impl<'a> Mapped<'a> {
     /// # Errors
     /// [`StartError::Restore`].
     pub fn restore(self, host: HostConfig) -> Result<Restored<'a>, StartError> {
-        let begin = Instant::now();
+        let begin_ns = now_ns();
         let Self { source, plan, machine, memory, loader, after_resume, mut report, since } = self;
         if machine.is_ready_for(&memory) {
             // What is left to make has no file to map.
@@ -324,7 +325,7 @@ impl<'a> Mapped<'a> {
             report.standby = Some(StandbyUse::Hit);
         }
         report.restore = Some(restored);
-        Ok(Restored { microvm, source, plan, loader, after_resume, report, begin, since })
+        Ok(Restored { microvm, source, plan, loader, after_resume, report, begin_ns, since })
     }
 }
 
@@ -352,6 +353,7 @@ impl<'a> Restored<'a> {
     /// # Errors
     /// [`StartError::Jail`].
     pub(crate) fn narrow(&self) -> Result<(), StartError> {
+        self.source.confined()?;
         jail::narrow(self.microvm.largest_file(), self.microvm.most_sockets())
     }
 
@@ -367,10 +369,10 @@ impl<'a> Restored<'a> {
         generation: Option<uuid::Uuid>,
         making: Making,
         clock: &Clock,
-        begin: Instant,
+        begin_ns: u64,
     ) -> Result<(), StartError> {
         self.microvm.release(generation)?;
-        (self.begin, self.since) = (begin, clock.since());
+        (self.begin_ns, self.since) = (begin_ns, clock.since());
         let report = &mut self.report;
         (report.ready, report.making) = (Some(ReadyUse::Hit), Some(making));
         report.standby = Some(StandbyUse::Hit);
@@ -400,13 +402,11 @@ impl<'a> Restored<'a> {
     }
 
     fn run(self) -> Running<'a> {
-        let Self { microvm, source, plan, loader, after_resume, mut report, begin, since } = self;
-        let (resumed, resumed_ns) = (Instant::now(), now_ns());
-        report.times.resume_ns = nanoseconds(resumed - begin);
-        let memory = microvm.shared_memory();
+        let Self { microvm, source, plan, loader, after_resume, report, begin_ns, since } = self;
+        let (memory, first_run) = (microvm.shared_memory(), microvm.first_run());
         let background = Background::start(after_resume, memory.clone(), loader);
         let source = Some(source);
-        let run = Run { source, plan, background, memory, report, resumed, resumed_ns, since };
+        let run = Run { source, plan, background, memory, report, first_run, begin_ns, since };
         Running { microvm, run }
     }
 }
@@ -433,9 +433,22 @@ impl Run<'_> {
         Ok(self.background.loader_failure())
     }
 
-    /// Sets `total_ns` to now.
-    pub(crate) fn total_now(&mut self) {
-        self.report.times.total_ns = now_ns().saturating_sub(self.since);
+    /// When the first vCPU began to run, ns of CLOCK_MONOTONIC; now, where none has.
+    pub(crate) fn resumed_ns(&self) -> u64 {
+        self.first_run.ns().unwrap_or_else(now_ns)
+    }
+
+    /// Sets the times of a start that ends now.
+    pub(crate) fn ends_now(&mut self) {
+        self.ends_at(now_ns());
+    }
+
+    /// The same for a start that ends at a moment, ns of CLOCK_MONOTONIC.
+    pub(crate) fn ends_at(&mut self, end_ns: u64) {
+        let resumed_ns = self.resumed_ns();
+        let times = &mut self.report.times;
+        times.resume_ns = resumed_ns.saturating_sub(self.begin_ns);
+        times.total_ns = end_ns.saturating_sub(self.since);
     }
 }
 

@@ -4,10 +4,10 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use firn_agent::protocol::RoleCredentials;
-use firn_base::{ErrorChain, error_chain, nanoseconds};
+use firn_base::{ErrorChain, error_chain, now_ns};
 use firn_memory::compare::{CompareReport, Original};
 use firn_net::PendingResets;
 use firn_snapshot::{PageSet, Snapshot};
@@ -184,21 +184,21 @@ fn serve(
 
 impl Served {
     /// Waits for the guest's agent, and gives the clone its identity. Returns when the agent
-    /// answered. Before the guest's programs run, its kernel has reset their old connections;
-    /// `note` gets what else is to be known.
+    /// answered, ns of CLOCK_MONOTONIC. Before the guest's programs run, its kernel has reset their
+    /// old connections; `note` gets what else is to be known.
     pub(crate) fn identify(
         &self,
         limit: Duration,
         alive: &AtomicBool,
         note: impl Fn(&str),
-    ) -> Result<(AgentClient, Instant), StartError> {
+    ) -> Result<(AgentClient, u64), StartError> {
         let route = Route::Inside { connector: &self.connector, socket: &self.vsock_path };
         let agent = AgentClient::wait_for(route, limit, || alive.load(Ordering::SeqCst));
         let mut agent = agent.map_err(|error| StartError::NoAgent {
             reason: error_chain(&error),
             console: ConsoleTail::of(&self.console),
         })?;
-        let ready = Instant::now();
+        let ready_ns = now_ns();
         if let Err(count) = self.resets.wait(RESETS_LIMIT) {
             note(&format!(
                 "the guest's kernel has not reset its {count} old connections within {} s: \
@@ -208,7 +208,7 @@ impl Served {
         }
         agent.set_credentials(self.credentials.clone());
         agent.identify(&self.identity, limit)?;
-        Ok((agent, ready))
+        Ok((agent, ready_ns))
     }
 }
 
@@ -252,24 +252,25 @@ impl GuestKind for Linux {
         let (run, served) = (&mut run, &served);
         let lead = |handle: &Handle, alive: &AtomicBool| {
             let note = |text: &str| listener.note(text);
-            let (mut agent, ready) = served.identify(limit, alive, note)?;
-            let identified = Instant::now();
+            let (mut agent, ready_ns) = served.identify(limit, alive, note)?;
+            let (identified_ns, resumed_ns) = (now_ns(), run.resumed_ns());
+            let since = |begin_ns| Some(now_ns().saturating_sub(begin_ns));
             let times = &mut run.report.times;
             let serves = match request {
                 Request::Load { function, memory_mib } => {
-                    times.boot_ns = Some(nanoseconds(ready - run.resumed));
-                    times.identify_ns = Some(nanoseconds(identified - ready));
+                    times.boot_ns = Some(ready_ns.saturating_sub(resumed_ns));
+                    times.identify_ns = Some(identified_ns.saturating_sub(ready_ns));
                     if let Some(function) = function {
                         load(&mut agent, &function, limit, memory_mib)?;
-                        times.function_ns = Some(nanoseconds(identified.elapsed()));
+                        times.function_ns = since(identified_ns);
                         run.report.function = Some(function.name().to_owned());
                     }
-                    run.total_now();
+                    run.ends_now();
                     run.report.counters = measured(handle)?;
                     true
                 }
                 Request::Invoke { invocation, twice, holders, keep, compare, .. } => {
-                    times.identify_ns = Some(nanoseconds(identified - run.resumed));
+                    times.identify_ns = Some(identified_ns.saturating_sub(resumed_ns));
                     if let Some(invocation) = &invocation {
                         let mut invoke = || {
                             let outcome = Outcome::of(agent.invoke(invocation));
@@ -277,8 +278,8 @@ impl GuestKind for Linux {
                         };
                         listener.asked();
                         let outcome = invoke()?;
-                        run.report.times.invoke_ns = Some(nanoseconds(identified.elapsed()));
-                        run.total_now();
+                        run.report.times.invoke_ns = since(identified_ns);
+                        run.ends_now();
                         listener.answered(&outcome);
                         if twice && outcome.error.is_none() {
                             listener.answered(&invoke()?);
@@ -292,7 +293,7 @@ impl GuestKind for Linux {
                         run.report.outcome = Some(outcome);
                     }
                     if run.report.outcome.is_none() {
-                        run.total_now();
+                        run.ends_now();
                     }
                     run.report.counters = measured(handle)?;
                     run.report.writes = run.writes()?;
@@ -364,17 +365,14 @@ pub(crate) fn boot(
     report_size(&microvm, listener);
     jail::narrow(microvm.largest_file(), microvm.most_sockets())?;
     microvm.resume()?;
-    let (resumed, resumed_ns) = (Instant::now(), firn_base::now_ns());
     let mut report = StartReport::empty();
     report.memory = boot.memory;
     report.cpu = microvm.cpu_model().map(|model| model.to_string());
     report.times.process_start_ns = clock.process_start_ns();
-    report.times.resume_ns = resumed_ns.saturating_sub(clock.begun_ns);
-    let memory = microvm.shared_memory();
+    let (memory, first_run) = (microvm.shared_memory(), microvm.first_run());
     let background = Background::start(None, memory.clone(), None);
-    let since = clock.since();
-    let run =
-        Run { source: None, plan: None, background, memory, report, resumed, resumed_ns, since };
+    let (source, plan, begin_ns, since) = (None, None, clock.begun_ns, clock.since());
+    let run = Run { source, plan, background, memory, report, first_run, begin_ns, since };
     guest.follow(Running { microvm, run }, listener).map(drop)
 }
 

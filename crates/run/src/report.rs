@@ -197,7 +197,8 @@ pub struct StartTimes {
     /// The part of `execute_ns` that installed pages of a packed file.
     #[serde(default)]
     pub install_ns: u64,
-    /// Making the VM and restoring its state, or loading its kernel, up to running vCPUs.
+    /// Making the VM and restoring its state, or loading its kernel, until the first vCPU runs, as
+    /// its thread measures: the monitor's may continue later.
     pub resume_ns: u64,
     /// A boot: running vCPUs to an agent that answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]

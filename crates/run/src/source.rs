@@ -119,6 +119,14 @@ impl Source {
         self.grant.as_ref()
     }
 
+    /// Waits until the connection to the pool's manager reaches no more than what it granted.
+    ///
+    /// # Errors
+    /// [`StartError::Open`].
+    pub(crate) fn confined(&self) -> Result<(), StartError> {
+        Ok(self.grant().map_or(Ok(()), Grant::confined)?)
+    }
+
     /// Refuses a snapshot of a pool that was replaced or removed since it was opened. Of one in a
     /// directory, the process that opened its files finds out.
     ///
@@ -156,7 +164,8 @@ fn open_granted(
     if let Some(rule) = rule {
         request_copy(&snapshot, &mut grant, rule)?;
     }
-    // The guest runs later: the connection must not reach more than this start was granted.
+    // The connection must not reach more than this start was granted when the guest runs, which
+    // waits for the manager's answer.
     grant.confine()?;
     Ok((snapshot, grant))
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use firn_agent::protocol::RoleCredentials;
+use firn_base::now_ns;
 use firn_memory::planners::{Planner, Preloaded, parse};
 use firn_vmm::Microvm;
 
@@ -163,10 +164,10 @@ pub(crate) fn live(
         restored.narrow()?;
         let making = restored.making(begin)?;
         let Some(Resumption { clock, credentials }) = hold(&making)? else { return Ok(None) };
-        let begin = Instant::now();
+        let begin_ns = now_ns();
         restored.begin_release()?;
         source.check_current()?;
-        restored.release(guest.identify(credentials)?, making, &clock, begin)?;
+        restored.release(guest.identify(credentials)?, making, &clock, begin_ns)?;
     }
     if let Some(recording) = &recording {
         recording.begin(&mut restored.microvm, listener)?;

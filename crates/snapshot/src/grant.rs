@@ -287,6 +287,14 @@ impl Grant {
     pub fn confine(&mut self) -> Result<(), ClientError> {
         self.connection.get_mut().confine()
     }
+
+    /// Waits until the manager has [confined](Client::confined) the connection.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn confined(&self) -> Result<(), ClientError> {
+        self.connection.lock().confined()
+    }
 }
 
 fn copies(key: &str, CopyGrant { runs: expected, copy }: CopyGrant) -> Copies {

@@ -58,7 +58,7 @@ pub use microvm::{
 pub use open_file::{OpenFile, OpenFileError};
 pub use state::DecodeStateError;
 pub use vcpu::state::{RestoreVcpuError, SaveVcpuError};
-pub use vcpu::{ExitCounters, VcpuFailure, VcpuThreadError};
+pub use vcpu::{ExitCounters, FirstRun, VcpuFailure, VcpuThreadError};
 pub use virtio::{
     BackendCounters, BalloonConfig, BalloonCounters, BalloonStatistics, BindVsockError, DiskCache,
     DiskCounters, EntropyCounters, LimiterCounters, Metadata, Network, NetworkConfig,

@@ -50,6 +50,8 @@ use crate::runs::{decode_runs, encode_runs, first_pages};
 pub struct Client {
     path: PathBuf,
     stream: UnixStream,
+    /// Whether the answer to [`Client::confine`] has not been received.
+    confining: bool,
 }
 
 /// The properties of a managed pool.
@@ -187,7 +189,7 @@ impl Client {
     /// [`ClientError::NotRunning`] if no manager listens on `path`.
     pub fn connect(path: &Path) -> Result<Self, ClientError> {
         match UnixStream::connect(path) {
-            Ok(stream) => Ok(Self { path: path.to_owned(), stream }),
+            Ok(stream) => Ok(Self { path: path.to_owned(), stream, confining: false }),
             Err(error)
                 if matches!(
                     error.kind(),
@@ -206,7 +208,8 @@ impl Client {
     pub fn from_stream(stream: UnixStream) -> Self {
         let peer = stream.peer_addr().ok();
         let path = peer.and_then(|peer| peer.as_pathname().map(Path::to_owned));
-        Self { path: path.unwrap_or_else(|| PathBuf::from("(a connected socket)")), stream }
+        let path = path.unwrap_or_else(|| PathBuf::from("(a connected socket)"));
+        Self { path, stream, confining: false }
     }
 
     /// Returns the connected socket, to pass it to another process. What the manager granted to the
@@ -398,12 +401,26 @@ impl Client {
     /// replace one copy set that exists, and request [`is_current`](Self::is_current) and
     /// [`copy_set`](Self::copy_set). The manager refuses all else with
     /// [`Refusal::Confined`](super::Refusal::Confined), and closes the connection after 256
-    /// requests.
+    /// requests. All later requests come after this one; [`confined`](Self::confined) waits for its
+    /// answer.
     ///
     /// # Errors
     /// See [`ClientError`].
     pub fn confine(&mut self) -> Result<(), ClientError> {
-        match self.request(&Request::Confine)? {
+        self.send(&Request::Confine)?;
+        self.confining = true;
+        Ok(())
+    }
+
+    /// Waits until the manager has confined this connection, if that was requested.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn confined(&mut self) -> Result<(), ClientError> {
+        if !std::mem::take(&mut self.confining) {
+            return Ok(());
+        }
+        match self.receive()? {
             (Response::Noted, _) => Ok(()),
             _ => Err(self.unexpected_response()),
         }
@@ -503,6 +520,7 @@ impl Client {
     }
 
     fn send(&mut self, request: &Request) -> Result<(), ClientError> {
+        self.confined()?;
         send(&self.stream, request, None).map_err(|source| self.broken(source))
     }
 

@@ -313,6 +313,7 @@ fn a_confined_connection_only_uses_what_it_was_granted() {
     assert!(!client.is_current(generation).unwrap());
     client.release(generation).unwrap();
     client.confine().unwrap();
+    client.confined().unwrap();
 }
 
 #[test]

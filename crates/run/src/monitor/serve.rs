@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
-use firn_base::{ErrorChain, error_chain, now_ns};
+use firn_base::{ErrorChain, error_chain, now_ns, touch_stack};
 use firn_memory::planners::parse;
 use firn_memory::{HostFacts, map_program, prefer_as_victim};
 use firn_vmm::{Microvm, Shape, TracepointFormat};
@@ -29,6 +29,9 @@ use crate::start::{Hold, Resumption, start_caught};
 
 /// How long a monitor may take to end after its owner has ordered that, or has ended itself.
 const END_LIMIT: Duration = Duration::from_secs(10);
+/// What a start uses of this thread's stack and of the heap, bytes.
+const STACK: usize = 64 << 10;
+const HEAP: usize = 64 << 10;
 
 /// Sends what happens to the process that started this one.
 struct Reporter {
@@ -214,10 +217,10 @@ fn stand_by(kvm: &mut KvmDevice, shape: &Shape) -> Option<String> {
     // What the host is like is read once in a process.
     let _ = HostFacts::of_process();
     map_program();
-    match kvm.0.as_mut().ok()?.make(shape) {
-        Ok(()) => None,
-        Err(error) => Some(format!("nothing was made in advance: {}", error_chain(&error))),
-    }
+    let made = kvm.0.as_mut().ok()?.make(shape);
+    touch_stack::<STACK>();
+    std::hint::black_box(vec![1_u8; HEAP]);
+    made.err().map(|error| format!("nothing was made in advance: {}", error_chain(&error)))
 }
 
 fn plan(

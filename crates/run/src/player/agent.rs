@@ -184,7 +184,7 @@ impl GuestKind for PlayerAgent {
         let Some((served, interruption)) = asked else { return player.follow(running, listener) };
         let agent = Agent::start(player.trace.clone(), served.vsock, true)?;
         running.run.report.name = Some(served.name);
-        running.run.total_now();
+        running.run.ends_now();
         listener.started(&running.run.report);
         let ended = player.follow(running, listener)?;
         *agent.replaying.lock() = false;

@@ -132,10 +132,11 @@ impl GuestKind for Player {
         check(&reports, &run.report.planner)?;
         let counters = counters.map_err(StartError::Measure)?;
         let writes = writes?;
+        run.ends_at(done_ns);
+        let resumed_ns = run.resumed_ns();
         let mut report = run.report;
         let times = &mut report.times;
-        times.replay_ns = Some(done_ns.saturating_sub(run.resumed_ns));
-        times.total_ns = done_ns.saturating_sub(run.since);
+        times.replay_ns = Some(done_ns.saturating_sub(resumed_ns));
         times.fault_ns = self.fault_time.then(|| ticks_ns(reports.waited, self.tsc_khz));
         let ns = |ticks| ticks_ns(ticks, self.tsc_khz);
         times.connect_ns = (reports.connected != 0).then(|| ns(reports.connected));

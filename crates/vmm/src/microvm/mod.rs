@@ -39,7 +39,7 @@ use crate::kvm::{KvmCounters, KvmStats, Vm, VmError};
 use crate::open_file::OpenFile;
 use crate::subscriber::Subscriber;
 use crate::vcpu::observer::{Observer, VcpuThread};
-use crate::vcpu::{EndNotice, ExitCounters, Vcpu, VcpuEnd, VcpuFailure, VcpuThreadError};
+use crate::vcpu::{ExitCounters, FirstRun, Notices, Vcpu, VcpuEnd, VcpuFailure, VcpuThreadError};
 use crate::virtio::{BalloonStatistics, RateLimit};
 use handle::Inbox;
 use virtio_set::VirtioSet;
@@ -139,7 +139,7 @@ pub struct Microvm {
     counters: Arc<KvmCounters>,
     vm: Vm,
     kvm: kvm_ioctls::Kvm,
-    notice: Arc<EndNotice>,
+    notices: Arc<Notices>,
     inbox: Inbox,
     console: Console,
     /// The snapshot that this microVM was restored from.
@@ -166,6 +166,13 @@ impl Microvm {
     pub fn resume(&mut self) -> Result<(), VcpuThreadError> {
         self.freezing = None;
         self.vcpus.iter_mut().try_for_each(Vcpu::run)
+    }
+
+    /// When the first vCPU began to run, which the thread that called [`Microvm::resume`] may notice
+    /// later, where the vCPU's thread took its processor.
+    #[must_use]
+    pub fn first_run(&self) -> FirstRun {
+        self.notices.first_run.clone()
     }
 
     /// Brings all vCPUs out of guest mode. Devices keep their state, including requests in flight.
@@ -395,7 +402,7 @@ impl Microvm {
     pub fn run(&mut self) -> Result<End, RunError> {
         // Not before the resume, which it would delay.
         if !self.watched {
-            let watchdog = Watchdog::start(self.counters.clone(), self.notice.clone());
+            let watchdog = Watchdog::start(self.counters.clone(), self.notices.clone());
             let watchdog = Arc::new(Mutex::new(watchdog.map_err(RunError::Watchdog)?));
             self.events.add_subscriber(Subscriber::new(watchdog));
             self.watched = true;
@@ -417,11 +424,11 @@ impl Microvm {
 
     /// Whether a vCPU has ended. Reliable only while the microVM is paused.
     fn has_ended(&self) -> bool {
-        self.notice.end.lock().is_some()
+        self.notices.end.lock().is_some()
     }
 
     fn take_end(&self) -> Option<End> {
-        Some(match self.notice.end.lock().take()? {
+        Some(match self.notices.end.lock().take()? {
             VcpuEnd::Power(PowerRequest::Off) => End::Shutdown,
             VcpuEnd::Power(PowerRequest::Reset) => self.unless_lost(End::Reset),
             VcpuEnd::TripleFault => self.unless_lost(End::TripleFault),

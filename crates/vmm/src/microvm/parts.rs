@@ -30,7 +30,7 @@ use crate::i8042::{Keyboard, KeyboardState, KeyboardStateError};
 use crate::kvm::{KvmCounters, OpenKvm, StatsFile, Vm, VmError};
 use crate::subscriber::Subscriber;
 use crate::vcpu::state::Fresh;
-use crate::vcpu::{EndNotice, IdleThread, VcpuThreadError};
+use crate::vcpu::{IdleThread, Notices, VcpuThreadError};
 
 /// Why the parts of a microVM cannot be assembled.
 #[derive(Debug, Error)]
@@ -194,13 +194,12 @@ impl Parts {
             let input = ConsoleInput::new(input, room, bus.clone());
             self.events.add_subscriber(Subscriber::new(Arc::new(Mutex::new(input))));
         }
-        let notice =
-            Arc::new(EndNotice { end: Mutex::new(None), event: self.inbox.doorbell.clone() });
+        let notices = Arc::new(Notices::new(self.inbox.doorbell.clone()));
         let mut vcpus = Vec::with_capacity(self.vcpus.len());
         for ((thread, fd), cpuid) in self.threads.into_iter().zip(self.vcpus).zip(cpuids) {
             stats.push(StatsFile::open(&fd).map_err(AssembleError::Stats)?);
             let memory = CowMemory::new(self.vm.memory.vm_memory());
-            vcpus.push(thread.take(fd, cpuid, bus.clone(), memory, notice.clone())?);
+            vcpus.push(thread.take(fd, cpuid, bus.clone(), memory, notices.clone())?);
         }
         let counters = Arc::new(KvmCounters::new(stats));
         Ok(Microvm {
@@ -212,7 +211,7 @@ impl Parts {
             counters,
             vm: self.vm,
             kvm: self.kvm.kvm,
-            notice,
+            notices,
             inbox: self.inbox,
             console: self.console,
             parent,

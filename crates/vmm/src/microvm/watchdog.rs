@@ -14,7 +14,7 @@ use vmm_sys_util::errno::Error;
 use vmm_sys_util::timerfd::TimerFd;
 
 use crate::kvm::{FaultCounts, KvmCounters};
-use crate::vcpu::{EndNotice, VcpuEnd, VcpuFailure};
+use crate::vcpu::{Notices, VcpuEnd, VcpuFailure};
 
 /// Interval between two checks.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -28,16 +28,16 @@ const PERIODS: u32 = 2;
 pub(super) struct Watchdog {
     timer: TimerFd,
     counters: Arc<KvmCounters>,
-    notice: Arc<EndNotice>,
+    notices: Arc<Notices>,
     vcpus: Vec<Watched>,
 }
 
 impl Watchdog {
     /// Starts the timer.
-    pub(super) fn start(counters: Arc<KvmCounters>, notice: Arc<EndNotice>) -> Result<Self, Error> {
+    pub(super) fn start(counters: Arc<KvmCounters>, notices: Arc<Notices>) -> Result<Self, Error> {
         let mut timer = TimerFd::new()?;
         timer.reset(PERIOD, Some(PERIOD))?;
-        Ok(Self { timer, counters, notice, vcpus: Vec::new() })
+        Ok(Self { timer, counters, notices, vcpus: Vec::new() })
     }
 }
 
@@ -52,7 +52,7 @@ impl MutEventSubscriber for Watchdog {
         if pairs.any(|(vcpu, counts)| vcpu.is_stuck(counts)) {
             // The microVM finds out which memory is lost.
             let failure = VcpuFailure::Memory { address: None, source: None };
-            self.notice.give(VcpuEnd::Failure(failure));
+            self.notices.give(VcpuEnd::Failure(failure));
         }
     }
 

@@ -8,9 +8,11 @@ mod worker;
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvError, SendError, Sender, channel};
 use std::thread::JoinHandle;
 
+use firn_base::{now_ns, touch_stack};
 use kvm_bindings::CpuId;
 use kvm_ioctls::VcpuFd;
 use parking_lot::Mutex;
@@ -62,13 +64,38 @@ pub(crate) struct Vcpu {
     exits: Arc<Mutex<ExitCounters>>,
 }
 
-/// Reports the end of a vCPU to the microVM: it holds the first end, and the event wakes the loop.
-pub(crate) struct EndNotice {
+/// When the first vCPU of a microVM began to run its guest.
+#[derive(Clone, Debug, Default)]
+pub struct FirstRun(Arc<AtomicU64>);
+
+impl FirstRun {
+    /// The time, ns of CLOCK_MONOTONIC; `None` before.
+    #[must_use]
+    pub fn ns(&self) -> Option<u64> {
+        Some(self.0.load(Ordering::Relaxed)).filter(|ns| *ns != 0)
+    }
+
+    fn is_now(&self) {
+        if self.ns().is_none() {
+            // Fails where another vCPU was first.
+            let _ = self.0.compare_exchange(0, now_ns(), Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What vCPUs report to their microVM: when the first began to run, and the first end of one, whose
+/// event wakes the loop.
+pub(crate) struct Notices {
+    pub(crate) first_run: FirstRun,
     pub(crate) end: Mutex<Option<VcpuEnd>>,
     pub(crate) event: Arc<EventFd>,
 }
 
-impl EndNotice {
+impl Notices {
+    pub(crate) fn new(event: Arc<EventFd>) -> Self {
+        Self { first_run: FirstRun::default(), end: Mutex::new(None), event }
+    }
+
     pub(crate) fn give(&self, end: VcpuEnd) {
         self.end.lock().get_or_insert(end);
         // The write fails only when the counter is full; the loop is awake then.
@@ -83,6 +110,9 @@ pub(crate) struct IdleThread {
     thread: JoinHandle<()>,
 }
 
+/// What a vCPU's thread uses of its stack before its guest runs, bytes.
+const STACK: usize = 16 << 10;
+
 /// What the thread of a vCPU gets to do.
 type Job = (Worker, Receiver<Command>, Sender<Answer>);
 
@@ -94,6 +124,7 @@ impl IdleThread {
         let thread = std::thread::Builder::new()
             .name(format!("vcpu{id}"))
             .spawn(move || {
+                touch_stack::<STACK>();
                 if let Ok((mut worker, commands, answers)) = jobs.recv() {
                     worker.serve(&commands, &answers);
                 }
@@ -109,7 +140,7 @@ impl IdleThread {
         cpuid: CpuId,
         bus: Arc<Bus>,
         memory: CowMemory,
-        notice: Arc<EndNotice>,
+        notices: Arc<Notices>,
     ) -> Result<Vcpu, VcpuThreadError> {
         let Self { id, job, thread } = self;
         let (commands, command_receiver) = channel();
@@ -123,7 +154,7 @@ impl IdleThread {
             cpuid,
             bus,
             memory,
-            notice,
+            notices,
             immediate_exit: immediate_exit.clone(),
             observer: None,
             exits: exits.clone(),

@@ -9,7 +9,7 @@ use kvm_bindings::CpuId;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use parking_lot::Mutex;
 
-use super::EndNotice;
+use super::Notices;
 use super::failure::{VcpuEnd, VcpuFailure};
 use super::interrupt::ImmediateExit;
 use super::observer::{Observer, StoppedVcpu, VcpuThread};
@@ -41,7 +41,7 @@ pub(super) struct Worker {
     pub(super) cpuid: CpuId,
     pub(super) bus: Arc<Bus>,
     pub(super) memory: CowMemory,
-    pub(super) notice: Arc<EndNotice>,
+    pub(super) notices: Arc<Notices>,
     pub(super) immediate_exit: Arc<Mutex<Option<ImmediateExit>>>,
     pub(super) observer: Option<Arc<dyn Observer>>,
     pub(super) exits: Arc<Mutex<ExitCounters>>,
@@ -77,8 +77,9 @@ impl Worker {
         while let Ok(command) = commands.recv() {
             let answer = match command {
                 Command::Run => {
+                    self.notices.first_run.is_now();
                     if let Some(end) = self.run() {
-                        self.notice.give(end);
+                        self.notices.give(end);
                     }
                     Answer::Paused
                 }
