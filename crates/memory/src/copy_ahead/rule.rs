@@ -112,7 +112,7 @@ impl Rule {
     }
 
     /// The rule of [`Self::key`]; `None` for another key.
-    pub(super) fn of_key(key: &str) -> Option<Self> {
+    pub(crate) fn of_key(key: &str) -> Option<Self> {
         let (written, rest) = key.strip_prefix("written=")?.split_once(",read=")?;
         let (rest, learn) = match rest.strip_suffix(FROZEN) {
             Some(rest) => (rest, false),

@@ -89,9 +89,18 @@ pub(crate) fn plan(
         schedule: Vec::new(),
         pager: None,
     };
+    let is_enough = copies.is_some_and(has_what_is_read);
     for region in input.layout.regions() {
         let own = copies.map(|copies| private_parts(region, extent, copies, input.zero_map));
-        add_region(&mut plan, region, extent, sharing, &own.unwrap_or_default());
+        let own = own.unwrap_or_default();
+        add_region(&mut plan, region, extent, sharing, &own);
+        let guest = GuestRange { start: region.guest_addr, len: region.len };
+        if is_enough {
+            let work = Work::IndexCopy { guest };
+            plan.schedule.push(Step { when: When::BeforeResume, work });
+        } else {
+            add_index(&mut plan, guest, &own);
+        }
     }
     check_mappings(&plan, input.host)?;
     Ok(plan)
@@ -195,7 +204,13 @@ fn add_region(
         at = guest.end();
     }
     plan.segments.extend(shared(at, start + region.len));
-    add_index(plan, guest, own);
+}
+
+/// Whether a copy has most of what a run is expected to read, too. Only the copy is indexed then: a
+/// chunk that is touched all the same costs its page fault what indexing it costs, and the others
+/// cost nothing.
+fn has_what_is_read(copies: &Copies) -> bool {
+    !copies.table.is_empty() && Rule::of_key(&copies.key).is_some_and(|rule| rule.read > 0)
 }
 
 /// Indexes a region, except for anonymous memory, which has no pages yet. Of chunks with runs of a

@@ -101,6 +101,21 @@ fn copied_chunks_come_from_the_copy_and_all_others_from_the_extent() {
 }
 
 #[test]
+fn only_a_copy_that_has_what_is_read_is_indexed() {
+    let layout = MemoryLayout::for_size(16 * MIB).unwrap();
+    let indexed = |copied: &[u64], key: &str| {
+        let copies = Copies { key: key.to_owned(), ..copies(&[1, 2], copied) };
+        let plan = plan_of(&layout, EXTENT, &[], Some(&copies)).unwrap();
+        assert_eq!(plan.validate(), Ok(()));
+        plan.schedule.into_iter().map(|step| step.work).collect::<Vec<_>>()
+    };
+    let guest = GuestRange { start: 0, len: 16 * MIB };
+    assert_eq!(indexed(&[1, 2], "written=1,read=32"), [Work::IndexCopy { guest }]);
+    assert_eq!(indexed(&[1, 2], "written=1,read=0"), [Work::Index { guest }]);
+    assert_eq!(indexed(&[], "written=1,read=32"), [Work::Index { guest }], "no copy was ready");
+}
+
+#[test]
 fn a_wrong_offset_in_the_copy_is_refused() {
     let layout = MemoryLayout::for_size(16 * MIB).unwrap();
     let good = plan_of(&layout, EXTENT, &[], Some(&copies(&[1, 4], &[1, 4]))).unwrap();
