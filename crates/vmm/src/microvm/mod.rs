@@ -168,7 +168,7 @@ impl Microvm {
         self.vcpus.iter_mut().try_for_each(Vcpu::run)
     }
 
-    /// When the first vCPU began to run, which the thread that called [`Microvm::resume`] may notice
+    /// When the first vCPU began to run. The thread that called [`Microvm::resume`] may continue
     /// later, where the vCPU's thread took its processor.
     #[must_use]
     pub fn first_run(&self) -> FirstRun {
