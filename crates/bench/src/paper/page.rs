@@ -37,12 +37,13 @@ const BEGIN: &str = "<!-- ";
 const CLOSE: &str = " -->";
 pub(super) const END: &str = "<!-- end -->";
 /// Files with sessions of `firn bench thaw` that are not of a paper.
-const SESSIONS: [&str; 9] = [
+const SESSIONS: [&str; 10] = [
     "bursts",
     "granules",
     "pages-hello",
     "pages-json",
     "pages-pyaes",
+    "ready",
     "restores",
     "standby-with",
     "standby-without",
