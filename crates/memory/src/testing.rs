@@ -14,8 +14,9 @@ use crate::plan::{
     Advice, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source, Step, When, Work,
 };
 
-/// Asserts that one of three counts of mapped or cached pages is the expected one. A host may take
-/// any page of a file at any time, as `pageout` of DAMON does on some, but not each time.
+/// Asserts that a count of mapped or cached pages is the expected one, in one of three attempts. A
+/// host may take any page of a file at any time, as `pageout` of DAMON does on some, but not each
+/// time. What no host changes, `count` asserts itself.
 pub(crate) fn assert_counted<T: PartialEq + Debug>(expected: &T, count: impl FnMut() -> T) {
     let counts: Vec<T> = std::iter::repeat_with(count).take(3).collect();
     assert!(counts.contains(expected), "{counts:?}, not {expected:?}");

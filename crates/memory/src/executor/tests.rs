@@ -123,14 +123,18 @@ fn an_index_is_built_for_reading_and_copies_nothing() {
     let guest = GuestRange { start: MIB, len: MIB };
     let step = |when| Step { when, work: Work::Index { guest } };
     plan.schedule = vec![step(When::AfterResume)];
-    let executed = execute(&plan, &Sources::image(&image)).unwrap();
-    assert_eq!(executed.memory.usage().unwrap().resident, 0);
-    assert_eq!(executed.after_resume.steps(), plan.schedule);
+    assert_counted(&true, || {
+        let executed = execute(&plan, &Sources::image(&image)).unwrap();
+        assert_eq!(executed.memory.usage().unwrap().resident, 0);
+        assert_eq!(executed.after_resume.steps(), plan.schedule);
 
-    let reports = executed.after_resume.run(&executed.memory).unwrap();
-    assert_eq!(reports.len(), 1);
-    assert_eq!(reports[0].indexed_bytes, MIB);
-    assert_eq!(executed.memory.usage().unwrap().private, 0, "no page was copied");
+        let reports = executed.after_resume.run(&executed.memory).unwrap();
+        assert_eq!(reports.len(), 1);
+        assert_eq!(reports[0].indexed_bytes, MIB);
+        let usage = executed.memory.usage().unwrap();
+        assert_eq!(usage.private, 0, "no page was copied");
+        usage.resident >= MIB
+    });
 
     plan.schedule = vec![step(When::BeforeResume)];
     assert_counted(&true, || {
