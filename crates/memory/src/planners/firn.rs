@@ -89,18 +89,13 @@ pub(crate) fn plan(
         schedule: Vec::new(),
         pager: None,
     };
-    let is_enough = copies.is_some_and(has_what_is_read);
+    let only_copy = copies.is_some_and(has_what_is_read);
     for region in input.layout.regions() {
         let own = copies.map(|copies| private_parts(region, extent, copies, input.zero_map));
         let own = own.unwrap_or_default();
         add_region(&mut plan, region, extent, sharing, &own);
         let guest = GuestRange { start: region.guest_addr, len: region.len };
-        if is_enough {
-            let work = Work::IndexCopy { guest };
-            plan.schedule.push(Step { when: When::BeforeResume, work });
-        } else {
-            add_index(&mut plan, guest, &own);
-        }
+        add_index(&mut plan, guest, &own, only_copy);
     }
     check_mappings(&plan, input.host)?;
     Ok(plan)
@@ -215,8 +210,13 @@ fn has_what_is_read(copies: &Copies) -> bool {
 
 /// Indexes a region, except for anonymous memory, which has no pages yet. Of chunks with runs of a
 /// copy it indexes these runs alone: their other pages are not expected to be touched, and have an
-/// entry each.
-fn add_index(plan: &mut Plan, region: GuestRange, own: &[PrivatePart]) {
+/// entry each. With `only_copy` it indexes nothing but the copy.
+fn add_index(plan: &mut Plan, region: GuestRange, own: &[PrivatePart], only_copy: bool) {
+    let step = |work| Step { when: When::BeforeResume, work };
+    if only_copy {
+        plan.schedule.push(step(Work::IndexCopy { guest: region }));
+        return;
+    }
     // Zeros, or neighbouring chunks with runs of a copy.
     let mut apart: Vec<(GuestRange, bool)> = Vec::new();
     for part in own {
@@ -233,7 +233,6 @@ fn add_index(plan: &mut Plan, region: GuestRange, own: &[PrivatePart]) {
             _ => apart.push((GuestRange { start, len: end - start }, is_zero)),
         }
     }
-    let step = |work| Step { when: When::BeforeResume, work };
     let index = |from: u64, to: u64| {
         let guest = GuestRange { start: from, len: to - from };
         (to > from).then(|| step(Work::Index { guest }))
