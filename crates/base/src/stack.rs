@@ -4,5 +4,11 @@ use std::hint::black_box;
 /// must be free.
 #[inline(never)]
 pub fn touch_stack<const BYTES: usize>() {
-    black_box(&[1_u8; BYTES]);
+    // A reference to a constant would be one to the program's own data.
+    let mut bytes = [1_u8; BYTES];
+    black_box(&mut bytes);
 }
+
+#[cfg(test)]
+#[path = "stack_tests.rs"]
+mod tests;

@@ -31,7 +31,6 @@ use crate::outcome::Outcome;
 use crate::report::StartReport;
 use crate::session::{self, After, Interruption};
 use crate::spec::{BootSpec, HostSpec, OpenedFile, RecordSpec, Sockets, StartSpec, ThawSpec};
-use crate::start::report_size;
 
 /// How long a guest may take to reset the connections of before its freeze.
 const RESETS_LIMIT: Duration = Duration::from_secs(5);
@@ -361,8 +360,8 @@ pub(crate) fn boot(
         devices: Devices::of_firn(boot.network),
         host: guest.take_host(disks, boot.disk_size, &mut descriptors)?,
     };
+    listener.sized(config.memory, config.host.written_disk_memory());
     let mut microvm = Microvm::boot(config, kvm.0.map_err(StartError::Boot)?)?;
-    report_size(&microvm, listener);
     jail::narrow(microvm.largest_file(), microvm.most_sockets())?;
     microvm.resume()?;
     let mut report = StartReport::empty();

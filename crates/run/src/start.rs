@@ -6,7 +6,6 @@ use std::time::Instant;
 use firn_agent::protocol::RoleCredentials;
 use firn_base::now_ns;
 use firn_memory::planners::{Planner, Preloaded, parse};
-use firn_vmm::Microvm;
 
 use crate::descriptors::Descriptors;
 use crate::error::StartError;
@@ -113,12 +112,6 @@ fn thaw_snapshot(
     Ok(())
 }
 
-/// Tells the listener what a microVM may take of memory, whose guest has not run yet.
-pub(crate) fn report_size(microvm: &Microvm, listener: &Arc<dyn Listener>) {
-    let memory = microvm.memory().layout().total_bytes();
-    listener.sized(memory, microvm.written_disk_memory());
-}
-
 /// How a thaw is to be done.
 pub(crate) struct Order<'a> {
     pub(crate) kvm: KvmDevice,
@@ -153,12 +146,13 @@ pub(crate) fn live(
     let host = guest.prepare(&mut mapped, &mut descriptors)?;
     // A player uses no sockets: a client is refused, and does not wait.
     drop(descriptors);
+    // Early, so that what its owner does with that is done when the guest begins to run.
+    listener.sized(mapped.memory_mut().layout().total_bytes(), host.written_disk_memory());
     if hold.is_some() {
         mapped.machine_mut().hold();
     }
     let mut restored = mapped.restore(host)?;
     guest.restored(&restored.microvm, listener);
-    report_size(&restored.microvm, listener);
     if let Some(hold) = hold {
         // Nothing that is left needs more, and the request does not wait for the filter.
         restored.narrow()?;

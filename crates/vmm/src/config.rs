@@ -16,7 +16,9 @@ use crate::arch::cpu_model::CpuModel;
 use crate::bus::MmioDevice;
 use crate::console::Console;
 use crate::open_file::OpenFile;
-use crate::virtio::{BalloonConfig, DiskCache, Network, NetworkConfig, RateLimiter, VsockListener};
+use crate::virtio::{
+    BalloonConfig, DiskCache, Network, NetworkConfig, RateLimiter, VsockListener, is_in_memory,
+};
 
 /// The most vCPUs of a microVM: what the table of processors for kernels without ACPI has room for.
 pub const MAX_VCPUS: u8 = 32;
@@ -184,7 +186,29 @@ pub enum OverlayBase {
     Extent(Arc<dyn ReadAt>),
 }
 
+impl DriveDisk {
+    /// The most memory that what the guest writes can take, bytes. A base whose size cannot be
+    /// read, which makes no disk, counts as empty.
+    fn written_memory(&self) -> u64 {
+        let Self::Overlay { base, size, scratch } = self else { return 0 };
+        let size = base.size().unwrap_or(0).max(size.next_multiple_of(PAGE_SIZE));
+        match scratch {
+            None => size,
+            Some(scratch) if is_in_memory(&scratch.file).unwrap_or(true) => size.min(scratch.limit),
+            Some(_) => 0,
+        }
+    }
+}
+
 impl OverlayBase {
+    fn size(&self) -> io::Result<u64> {
+        match self {
+            // A block device has no size in its metadata.
+            Self::File(base) => Ok(rustix::fs::seek(&base.file, rustix::fs::SeekFrom::End(0))?),
+            Self::Extent(content) => content.size(),
+        }
+    }
+
     /// The writable disk in a snapshot, if it has one.
     ///
     /// # Errors
@@ -250,6 +274,15 @@ pub struct HostConfig {
     pub advance_clock: bool,
     /// Register windows in addition to those of the virtio devices.
     pub windows: Vec<MmioWindow>,
+}
+
+impl HostConfig {
+    /// The most memory that what the guest writes to its disks can take, bytes: none where that is
+    /// on a disk of the host.
+    #[must_use]
+    pub fn written_disk_memory(&self) -> u64 {
+        self.drives.iter().map(|drive| drive.disk.written_memory()).sum()
+    }
 }
 
 /// The sizes of a microVM are invalid.

@@ -46,8 +46,8 @@ pub use inspect::{
     GuestTimeTotals, TracepointFormat, Tracepoints, fault_attribution, free_pages,
 };
 pub use kvm::{
-    KVM_DEVICE, KvmCounters, KvmError, KvmIndex, KvmStats, OpenKvm, OpenKvmError, TscError,
-    Virtualization, VmError, open as open_kvm, open_device as open_kvm_device, tsc_khz,
+    KVM_DEVICE, KvmCounters, KvmError, KvmIndex, KvmStats, OpenKvm, OpenKvmError, SupportedCpuid,
+    TscError, Virtualization, VmError, open as open_kvm, open_device as open_kvm_device, tsc_khz,
 };
 pub use microvm::{
     Argument, AssembleError, BootError, DiskError, End, FreezeError, FrozenMachine,

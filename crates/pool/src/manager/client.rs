@@ -1,6 +1,6 @@
 //! The client side of the protocol.
 
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::copies::{ArenaFacts, NoCopy};
 use super::error::ClientError;
-use super::wire::{MAX_RESPONSE, WireError, receive_with_descriptor, send};
+use super::wire::{MAX_RESPONSE, WireError, frame, receive_with_descriptor, send};
 use super::{Granted, Request, Response};
 use crate::extent::Extent;
 use crate::mapped_extent::{MapExtentError, MappedExtent};
@@ -282,8 +282,12 @@ impl Client {
         name: &str,
         key: &str,
     ) -> Result<(ExtentGrant, Option<CopyGrant>), ClientError> {
-        self.send(&Request::Snapshot { name: name.to_owned() })?;
-        self.send(&Request::Copy { generation: None, key: key.to_owned() })?;
+        self.confined()?;
+        let snapshot = Request::Snapshot { name: name.to_owned() };
+        let copy = Request::Copy { generation: None, key: key.to_owned() };
+        let frames = frame(&snapshot).and_then(|first| Ok([first, frame(&copy)?].concat()));
+        let sent = frames.and_then(|frames| (&self.stream).write_all(&frames));
+        sent.map_err(|source| self.broken(source))?;
         let (snapshot, copy) = (self.receive(), self.receive());
         let grant = self.granted(snapshot?, Access::Read)?;
         Ok((grant, self.copy_of(copy?)?))

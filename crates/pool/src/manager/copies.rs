@@ -28,7 +28,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use rustix::io::{Errno, Result};
 use serde::{Deserialize, Serialize};
 
-use super::pace::{Pace, lower_priority};
+use super::pace::{Budget, Pace, lower_priority};
 use crate::media::{How, Memory, prefer_node};
 use crate::pool::{Pin, Pool, now};
 use crate::runs::{COPY_CHUNK, bytes_of, first_pages, is_whole, pack_copy};
@@ -464,12 +464,15 @@ fn make_all(shared: &Shared) {
         let pin = shared.pool.pin(&job.name).ok();
         let pin = pin.filter(|pin| pin.extent().generation == job.key.0);
         let made = pin.map(|pin| {
+            // Before there is a thread that could take the processor of a start.
+            let mut budget = Pace::budget();
+            shared.pace.yield_to_starts(&mut budget);
             let make = || {
                 lower_priority();
                 if let Some(node) = node {
                     prefer_node(node)?;
                 }
-                make(&shared.pool, &pin, &job.runs, &shared.pace)
+                make(&shared.pool, &pin, &job.runs, (&shared.pace, &mut budget))
             };
             std::thread::scope(|scope| {
                 let thread = std::thread::Builder::new().spawn_scoped(scope, make);
@@ -510,22 +513,26 @@ impl State {
 /// Makes a memfd with these pages of an extent. Whole chunks take reserved huge pages if enough are
 /// free, because allocating them is cheap. Other pages cannot: a file of reserved huge pages is
 /// only mapped at multiples of 2 MiB.
-fn make(pool: &Pool, pin: &Pin, runs: &[PageRange], pace: &Pace) -> Result<OwnedFd> {
+fn make(pool: &Pool, pin: &Pin, runs: &[PageRange], pace: (&Pace, &mut Budget)) -> Result<OwnedFd> {
+    let (pace, budget) = pace;
     let reserved = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
-    let fill_reserved = || fill(pool, pin, runs, pace, reserved, Memory::take_reserved);
-    let fill_huge = || fill(pool, pin, runs, pace, MemfdFlags::empty(), Memory::take_huge);
-    if runs.iter().all(is_whole) { fill_reserved().or_else(|_| fill_huge()) } else { fill_huge() }
+    if runs.iter().all(is_whole) {
+        let pace = (pace, &mut *budget);
+        if let Ok(copy) = fill(pool, pin, runs, pace, reserved, Memory::take_reserved) {
+            return Ok(copy);
+        }
+    }
+    fill(pool, pin, runs, (pace, budget), MemfdFlags::empty(), Memory::take_huge)
 }
 
 fn fill(
     pool: &Pool,
     pin: &Pin,
     runs: &[PageRange],
-    pace: &Pace,
+    (pace, budget): (&Pace, &mut Budget),
     pages: MemfdFlags,
     take: impl Fn(&Memory, u64) -> Result<()>,
 ) -> Result<OwnedFd> {
-    let mut budget = Pace::budget();
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | pages;
     let file = memfd_create("firn-copy", flags)?;
     let bytes = bytes_of(runs);
@@ -543,7 +550,7 @@ fn fill(
         let mut at = 0;
         while at < len {
             if place + at >= taken {
-                pace.yield_to_starts(&mut budget);
+                pace.yield_to_starts(budget);
                 // Only whole chunks must be huge pages; the last pages of a copy cannot be.
                 if is_whole(&part) {
                     take(&memory, taken)?;

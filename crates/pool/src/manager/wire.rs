@@ -48,13 +48,7 @@ pub(super) fn send(
     message: &impl Serialize,
     descriptor: Option<&OwnedFd>,
 ) -> io::Result<()> {
-    let body = serde_json::to_vec(message)?;
-    let len = u32::try_from(body.len()).map_err(io::Error::other)?;
-    let mut frame = vec![0; HEAD];
-    put(&mut frame, 0, &MAGIC);
-    put(&mut frame, 4, &MANAGER_VERSION.to_le_bytes());
-    put(&mut frame, 8, &len.to_le_bytes());
-    frame.extend(body);
+    let frame = frame(message)?;
     let mut sent = 0;
     if let Some(descriptor) = descriptor {
         let descriptors = [descriptor.as_fd()];
@@ -67,6 +61,18 @@ pub(super) fn send(
     }
     let mut stream = stream;
     stream.write_all(&frame[sent..])
+}
+
+/// The bytes of a message.
+pub(super) fn frame(message: &impl Serialize) -> io::Result<Vec<u8>> {
+    let body = serde_json::to_vec(message)?;
+    let len = u32::try_from(body.len()).map_err(io::Error::other)?;
+    let mut frame = vec![0; HEAD];
+    put(&mut frame, 0, &MAGIC);
+    put(&mut frame, 4, &MANAGER_VERSION.to_le_bytes());
+    put(&mut frame, 8, &len.to_le_bytes());
+    frame.extend(body);
+    Ok(frame)
 }
 
 /// Receives a message. The kernel closes a descriptor sent with it.

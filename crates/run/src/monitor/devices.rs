@@ -1,10 +1,11 @@
 //! The devices of a monitor, which its supervisor opens: they are the first message to it.
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use firn_base::ErrorChain;
 use firn_memory::{OwnDevices, OwnFiles};
-use firn_vmm::{OpenKvm, open_kvm_device};
+use firn_vmm::{OpenKvm, OpenKvmError, SupportedCpuid, open_kvm_device};
 use serde::{Deserialize, Serialize};
 
 use super::connection::{Connection, ReceiveError};
@@ -17,18 +18,44 @@ use crate::spec::OpenedFile;
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Devices {
     /// KVM; or why there is none, which a start reports once it needs it.
-    kvm: Result<OpenedFile, ErrorChain>,
+    kvm: Result<Kvm, ErrorChain>,
     nowhere: Slot,
     userfaultfd: Option<Slot>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Kvm {
+    device: OpenedFile,
+    /// What the supervisor has read once: a monitor would need longer for it than for its VM.
+    cpuid: SupportedCpuid,
+}
+
+/// What KVM supports on this host.
+static CPUID: OnceLock<SupportedCpuid> = OnceLock::new();
+
+impl Kvm {
+    fn add(path: &Path, descriptors: &mut Descriptors) -> Result<Self, OpenKvmError> {
+        let device = open_kvm_device(path)?;
+        let cpuid = match CPUID.get() {
+            Some(cpuid) => cpuid.clone(),
+            None => {
+                let read = SupportedCpuid::read(&device, path)?;
+                CPUID.get_or_init(|| read).clone()
+            }
+        };
+        Ok(Self {
+            device: OpenedFile { slot: descriptors.add(device), path: path.to_owned() },
+            cpuid,
+        })
+    }
 }
 
 impl Devices {
     /// Adds open devices to the descriptors, and KVM's device at `kvm`, which it opens.
     pub(super) fn add(devices: OwnDevices, kvm: &Path, descriptors: &mut Descriptors) -> Self {
-        let path = kvm.to_owned();
-        let kvm = open_kvm_device(kvm).map_err(|error| ErrorChain::of(&error));
+        let kvm = Kvm::add(kvm, descriptors).map_err(|error| ErrorChain::of(&error));
         Self {
-            kvm: kvm.map(|device| OpenedFile { slot: descriptors.add(device), path }),
+            kvm,
             nowhere: descriptors.add(devices.nowhere),
             userfaultfd: devices.userfaultfd.map(|device| descriptors.add(device)),
         }
@@ -46,7 +73,9 @@ impl Devices {
         let nowhere = descriptors.take(devices.nowhere)?;
         OwnFiles::open_with(OwnDevices { nowhere, userfaultfd });
         Ok(Some(match devices.kvm {
-            Ok(OpenedFile { slot, path }) => OpenKvm::on(descriptors.take(slot)?, &path).into(),
+            Ok(Kvm { device: OpenedFile { slot, path }, cpuid }) => {
+                OpenKvm::with(descriptors.take(slot)?, &path, &cpuid).into()
+            }
             Err(reason) => KvmDevice(Err(reason)),
         }))
     }

@@ -137,8 +137,6 @@ impl Monitor {
         let devices = OwnDevices::open().map_err(|error| MonitorError::Spawn(error.into()))?;
         // The thread that starts the monitor may open no device.
         let nowhere = devices.nowhere.try_clone().map_err(MonitorError::Spawn)?;
-        let devices = Devices::add(devices, kvm, &mut descriptors);
-        connection.send(&devices, &descriptors).map_err(MonitorError::Send)?;
         let mode = jail.mode().to_string();
         let shared = jail.shared_paths();
         let command = || {
@@ -180,6 +178,10 @@ impl Monitor {
             policy: None,
             prefetch: None,
         };
+        // While the program begins.
+        let devices = Devices::add(devices, kvm, &mut descriptors);
+        let sent = monitor.connection()?.send(&devices, &descriptors);
+        sent.map_err(MonitorError::Send)?;
         let thread = std::thread::Builder::new().name("monitor-stderr".into()).spawn(read);
         monitor.stderr = Some(thread.map_err(MonitorError::Spawn)?);
         Ok(monitor)

@@ -31,7 +31,7 @@ use crate::start::{Hold, Resumption, start_caught};
 const END_LIMIT: Duration = Duration::from_secs(10);
 /// What a start uses of this thread's stack and of the heap, bytes.
 const STACK: usize = 64 << 10;
-const HEAP: usize = 64 << 10;
+const HEAP: usize = 96 << 10;
 
 /// Sends what happens to the process that started this one.
 struct Reporter {
@@ -110,6 +110,7 @@ pub fn serve(jail: JailMode, shared: Option<&SharedPaths>) -> Result<(), StartEr
         let _ = connection.send(&Event::Failed(error.clone()), &Descriptors::default());
     })?;
     let Some((mut kvm, jail)) = prepared else { return Ok(()) };
+    kvm.create_in_advance();
     // Nothing here relies on what a signal does by default: the first process of a pid namespace
     // ignores it.
     let interruption = Interruption::catch_or(|_| std::process::exit(1))?;

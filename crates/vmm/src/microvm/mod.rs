@@ -138,7 +138,7 @@ pub struct Microvm {
     generation_irq: EventFd,
     counters: Arc<KvmCounters>,
     vm: Vm,
-    kvm: kvm_ioctls::Kvm,
+    kvm: Arc<kvm_ioctls::Kvm>,
     notices: Arc<Notices>,
     inbox: Inbox,
     console: Console,
@@ -332,13 +332,6 @@ impl Microvm {
     #[must_use]
     pub const fn most_sockets(&self) -> usize {
         self.devices.most_sockets()
-    }
-
-    /// The most memory that what the guest writes to its disk can take, bytes: none where that is
-    /// on a disk of the host.
-    #[must_use]
-    pub fn written_disk_memory(&self) -> u64 {
-        self.devices.written_disk_memory()
     }
 
     /// The host memory that the guest's memory uses now.

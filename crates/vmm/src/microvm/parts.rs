@@ -199,7 +199,7 @@ impl Parts {
         for ((thread, fd), cpuid) in self.threads.into_iter().zip(self.vcpus).zip(cpuids) {
             stats.push(StatsFile::open(&fd).map_err(AssembleError::Stats)?);
             let memory = CowMemory::new(self.vm.memory.vm_memory());
-            vcpus.push(thread.take(fd, cpuid, bus.clone(), memory, notices.clone())?);
+            vcpus.push(thread.take(fd, cpuid, bus.clone(), memory, notices.clone()));
         }
         let counters = Arc::new(KvmCounters::new(stats));
         Ok(Microvm {

@@ -66,6 +66,11 @@ impl From<OpenKvm> for Standby {
 }
 
 impl Standby {
+    /// See [`OpenKvm::create_in_advance`].
+    pub fn create_in_advance(&self) {
+        self.kvm.create_in_advance();
+    }
+
     /// Makes what a microVM of a shape needs, instead of what was made before.
     ///
     /// # Errors

@@ -457,15 +457,6 @@ impl VirtioSet {
         sizes.max().unwrap_or(0)
     }
 
-    /// The most memory that what the guest writes to its disk can take, bytes.
-    pub(super) fn written_disk_memory(&self) -> u64 {
-        let sizes = self.drives.iter().map(|drive| match drive.transport.lock().device().disk() {
-            Disk::Overlay(disk) => disk.memory(),
-            Disk::ReadOnly(_) | Disk::Writable(_) => 0,
-        });
-        sizes.sum()
-    }
-
     /// Passes the overlay's content, as the guest sees it, to `read`; `None` if there is no such
     /// disk.
     pub(super) fn with_overlay<T>(&self, read: impl FnOnce(Option<&mut dyn DiskSource>) -> T) -> T {

@@ -6,6 +6,7 @@ pub(crate) mod observer;
 pub(crate) mod state;
 mod worker;
 
+use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -56,6 +57,9 @@ pub enum VcpuThreadError {
 /// A vCPU and its thread. Dropping it stops the thread.
 pub(crate) struct Vcpu {
     id: u8,
+    /// What its thread gets with the first command: a thread that is woken for each of them runs
+    /// later.
+    job: Cell<Option<(Sender<Job>, Job)>>,
     commands: Option<Sender<Command>>,
     answers: Receiver<Answer>,
     immediate_exit: Arc<Mutex<Option<ImmediateExit>>>,
@@ -141,7 +145,7 @@ impl IdleThread {
         bus: Arc<Bus>,
         memory: CowMemory,
         notices: Arc<Notices>,
-    ) -> Result<Vcpu, VcpuThreadError> {
+    ) -> Vcpu {
         let Self { id, job, thread } = self;
         let (commands, command_receiver) = channel();
         let (answer_sender, answers) = channel();
@@ -159,17 +163,16 @@ impl IdleThread {
             observer: None,
             exits: exits.clone(),
         };
-        let passed = job.send((worker, command_receiver, answer_sender));
-        passed.map_err(|_| VcpuThreadError::Gone { vcpu: id })?;
-        Ok(Vcpu {
+        Vcpu {
             id,
+            job: Cell::new(Some((job, (worker, command_receiver, answer_sender)))),
             commands: Some(commands),
             answers,
             immediate_exit,
             thread: Some(thread),
             running: false,
             exits,
-        })
+        }
     }
 }
 
@@ -260,7 +263,10 @@ impl Vcpu {
     fn send(&self, command: Command) -> Result<(), VcpuThreadError> {
         let gone = VcpuThreadError::Gone { vcpu: self.id };
         let Some(commands) = &self.commands else { return Err(gone) };
-        commands.send(command).map_err(|SendError(_)| gone)
+        commands.send(command).map_err(|SendError(_)| gone)?;
+        // It fails for a thread that has ended, which gives no answer.
+        let passed = self.job.take().map_or(Ok(()), |(thread, job)| thread.send(job));
+        passed.map_err(|SendError(_)| VcpuThreadError::Gone { vcpu: self.id })
     }
 
     fn answer(&self) -> Result<Answer, VcpuThreadError> {
@@ -270,7 +276,7 @@ impl Vcpu {
 
 impl Drop for Vcpu {
     fn drop(&mut self) {
-        self.commands = None;
+        (self.job, self.commands) = (Cell::default(), None);
         self.kick();
         if let Some(thread) = self.thread.take() {
             // The error of a thread that panicked is not needed.

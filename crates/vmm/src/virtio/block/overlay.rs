@@ -186,14 +186,6 @@ impl OverlayDisk {
         self.size
     }
 
-    /// The most memory that what the guest writes can take, bytes; 0 if that is on a disk.
-    pub(crate) fn memory(&self) -> u64 {
-        match is_in_memory(&self.upper) {
-            Ok(false) => 0,
-            _ => self.size.min(self.limit),
-        }
-    }
-
     fn base(&self) -> Place<'_> {
         match &self.base {
             Base::File(file) => Place::File(file),
