@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use firn_agent::protocol::{Pages, RoleCredentials};
 use firn_memory::copy_ahead::WriteReport;
+use firn_snapshot::Snapshot;
 use firn_vmm::{HostConfig, Microvm, TracepointFormat};
 use uuid::Uuid;
 
@@ -51,12 +52,15 @@ pub trait Listener: Send + Sync {
 
 /// A kind of guest: what it needs of its host, and how its run goes from running vCPUs to its end.
 pub(crate) trait GuestKind: Sized {
-    /// Changes the machine before it is restored. Returns what the microVM uses of its host.
-    fn prepare(
+    /// What the microVM of a snapshot uses of its host.
+    fn host(
         &mut self,
-        mapped: &mut Mapped<'_>,
+        snapshot: &Snapshot,
         descriptors: &mut Descriptors,
     ) -> Result<HostConfig, StartError>;
+
+    /// Changes the machine before it is restored.
+    fn prepare(&mut self, mapped: &mut Mapped<'_>);
 
     /// Looks at the complete microVM before its vCPUs run.
     fn restored(&mut self, _microvm: &Microvm, _listener: &Arc<dyn Listener>) {}

@@ -212,21 +212,24 @@ impl Served {
 }
 
 impl GuestKind for Linux {
-    fn prepare(
+    fn host(
         &mut self,
-        mapped: &mut Mapped<'_>,
+        snapshot: &Snapshot,
         descriptors: &mut Descriptors,
     ) -> Result<HostConfig, StartError> {
-        let Request::Invoke { compare, root, .. } = &mut self.request else {
+        let Request::Invoke { root, .. } = &mut self.request else {
             return self.take_host(None, 0, descriptors);
         };
-        if *compare {
-            mapped.memory_mut().track_writes();
-        }
-        let base = OverlayBase::of_snapshot(mapped.snapshot());
+        let base = OverlayBase::of_snapshot(snapshot);
         let base = base.map_err(|error| StartError::session("duplicate a descriptor", error))?;
         let disks = root.take().zip(base);
         self.take_host(disks, 0, descriptors)
+    }
+
+    fn prepare(&mut self, mapped: &mut Mapped<'_>) {
+        if let Request::Invoke { compare: true, .. } = &self.request {
+            mapped.memory_mut().track_writes();
+        }
     }
 
     fn identify(

@@ -134,6 +134,9 @@ pub(crate) fn live(
 ) -> Result<Option<Ended>, StartError> {
     let Order { kvm, clock, mut descriptors, hold, record } = order;
     let begin = Instant::now();
+    let host = guest.host(source.snapshot(), &mut descriptors)?;
+    // What the owner does with that is done when the guest begins to run.
+    listener.sized(source.snapshot().manifest().layout.total_bytes(), host.written_disk_memory());
     let (mut mapped, recording) = match record {
         None => (source.plan(planner, clock)?.map(kvm)?, None),
         Some(spec) => {
@@ -141,13 +144,11 @@ pub(crate) fn live(
             (source.recorded(memory, kvm, clock)?, Some(recording))
         }
     };
-    let heard = recording.as_ref().map(|recording| recording.listener(listener.clone()));
-    let listener = heard.as_ref().unwrap_or(listener);
-    let host = guest.prepare(&mut mapped, &mut descriptors)?;
     // A player uses no sockets: a client is refused, and does not wait.
     drop(descriptors);
-    // Early, so that what its owner does with that is done when the guest begins to run.
-    listener.sized(mapped.memory_mut().layout().total_bytes(), host.written_disk_memory());
+    let heard = recording.as_ref().map(|recording| recording.listener(listener.clone()));
+    let listener = heard.as_ref().unwrap_or(listener);
+    guest.prepare(&mut mapped);
     if hold.is_some() {
         mapped.machine_mut().hold();
     }

@@ -30,7 +30,7 @@ use crate::start::{Hold, Resumption, start_caught};
 /// How long a monitor may take to end after its owner has ordered that, or has ended itself.
 const END_LIMIT: Duration = Duration::from_secs(10);
 /// What a start uses of this thread's stack and of the heap, bytes.
-const STACK: usize = 64 << 10;
+const STACK: usize = 80 << 10;
 const HEAP: usize = 96 << 10;
 
 /// Sends what happens to the process that started this one.

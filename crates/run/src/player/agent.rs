@@ -17,7 +17,7 @@ use firn_agent::protocol::{
     Reply, Request, Status, receive, send,
 };
 use firn_memory::planners::parse;
-use firn_snapshot::{OpenTwice, SnapshotFiles};
+use firn_snapshot::{OpenTwice, Snapshot, SnapshotFiles};
 use firn_vmm::{HostConfig, Microvm};
 use parking_lot::{Condvar, Mutex};
 
@@ -163,12 +163,16 @@ impl PlayerAgent {
 }
 
 impl GuestKind for PlayerAgent {
-    fn prepare(
+    fn host(
         &mut self,
-        mapped: &mut Mapped<'_>,
+        snapshot: &Snapshot,
         descriptors: &mut Descriptors,
     ) -> Result<HostConfig, StartError> {
-        self.player.prepare(mapped, descriptors)
+        self.player.host(snapshot, descriptors)
+    }
+
+    fn prepare(&mut self, mapped: &mut Mapped<'_>) {
+        self.player.prepare(mapped);
     }
 
     fn restored(&mut self, microvm: &Microvm, listener: &Arc<dyn Listener>) {

@@ -6,7 +6,8 @@ use std::sync::{Arc, OnceLock};
 use firn_memory::GuestMemory;
 use firn_memory::planners::Planner;
 use firn_player::format::{mode, register};
-use firn_vmm::{Argument, End, FrozenMachine, HostConfig, Microvm};
+use firn_snapshot::Snapshot;
+use firn_vmm::{Argument, End, HostConfig, Microvm};
 
 use super::registers::{Meters, Reports, Wrong, window};
 use super::{host, traces_of};
@@ -58,20 +59,6 @@ impl Player {
         })
     }
 
-    /// Sets the machine up for the trace; its host has the window of the registers.
-    pub(super) fn set_up(&mut self, machine: &mut FrozenMachine<'_>) -> HostConfig {
-        machine.set_argument(INPUT_ARGUMENT, self.input);
-        let bit = |set: bool, bit: u64| if set { bit } else { 0 };
-        let modes = bit(self.fault_time, mode::TIMED)
-            | bit(self.warm, mode::TWICE)
-            | bit(self.unchecked, mode::UNCHECKED);
-        self.tsc_khz = machine.tsc_khz();
-        machine.set_argument(MODE_ARGUMENT, modes | u64::from(self.tsc_khz) << mode::KHZ_SHIFT);
-        let (window, meters, reports) = window();
-        self.window = Some((meters, reports));
-        host(vec![window])
-    }
-
     /// Connects the registers with the microVM. `hold` is called when the last invocation has ended
     /// and everything is counted, before the second pass, which touches memory that the trace does
     /// not.
@@ -101,12 +88,25 @@ impl Player {
 }
 
 impl GuestKind for Player {
-    fn prepare(
+    fn host(
         &mut self,
-        mapped: &mut Mapped<'_>,
+        _snapshot: &Snapshot,
         _descriptors: &mut Descriptors,
     ) -> Result<HostConfig, StartError> {
-        Ok(self.set_up(mapped.machine_mut()))
+        let (window, meters, reports) = window();
+        self.window = Some((meters, reports));
+        Ok(host(vec![window]))
+    }
+
+    fn prepare(&mut self, mapped: &mut Mapped<'_>) {
+        let machine = mapped.machine_mut();
+        machine.set_argument(INPUT_ARGUMENT, self.input);
+        let bit = |set: bool, bit: u64| if set { bit } else { 0 };
+        let modes = bit(self.fault_time, mode::TIMED)
+            | bit(self.warm, mode::TWICE)
+            | bit(self.unchecked, mode::UNCHECKED);
+        self.tsc_khz = machine.tsc_khz();
+        machine.set_argument(MODE_ARGUMENT, modes | u64::from(self.tsc_khz) << mode::KHZ_SHIFT);
     }
 
     fn restored(&mut self, microvm: &Microvm, listener: &Arc<dyn Listener>) {
