@@ -52,7 +52,7 @@ pub use learnt::Learnt;
 pub use manager::{
     ArenaFacts, Client, ClientError, ClientWatch, CopyGrant, CopySet, Description, ExtentGrant,
     FindManagerError, ManagerDirectory, NoCopy, Refusal, RemoveError, ReplicaGrant, Server,
-    ServerError,
+    ServerError, StartGrant, Wanted,
 };
 pub use mapped_extent::{MapExtentError, MappedExtent};
 #[cfg(any(test, feature = "simulated"))]

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use firn_base::error_chain;
 use firn_memory::copy_ahead::{Rule, WriteReport, learn, prepare_copies, request_copy};
 use firn_memory::planners::{Planner, Store};
-use firn_pool::Client;
+use firn_pool::{Client, Wanted};
 use firn_snapshot::{
-    AttachError, Checks, Grant, Profile, Signer, Snapshot, Verifier, Verify, open_pooled,
-    open_pooled_with, open_replica_with,
+    AttachError, Checks, Grant, Profile, Signer, Snapshot, Verifier, Verify, open_for_start,
+    open_pooled,
 };
 use firn_vmm::Virtualization;
 
@@ -154,13 +154,13 @@ fn open_granted(
     planner: &dyn Planner,
 ) -> Result<(Snapshot, Grant), StartError> {
     let rule = planner.copy_rule().map(|rule| rule.for_paging(nested_paging()));
-    let (snapshot, mut grant) = match planner.store() {
-        Store::Replica => open_replica_with(manager, name, checks)?,
-        Store::Directory | Store::Extent => {
-            let key = rule.map(Rule::key);
-            open_pooled_with(manager, name, checks, key.as_deref())?
-        }
+    let key = rule.map(Rule::key);
+    let wanted = match (planner.store(), &key) {
+        (Store::Replica, _) => Wanted::Replica,
+        (Store::Directory | Store::Extent, Some(key)) => Wanted::Copy(key),
+        (Store::Directory | Store::Extent, None) => Wanted::Snapshot,
     };
+    let (snapshot, mut grant) = open_for_start(manager, name, checks, wanted)?;
     if let Some(rule) = rule {
         request_copy(&snapshot, &mut grant, rule)?;
     }

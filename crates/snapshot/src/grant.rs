@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use firn_base::PageRange;
-use firn_pool::{COPY_CHUNK, Client, ClientError, CopyGrant, CopySet, ExtentGrant, Imaging};
+use firn_pool::{
+    COPY_CHUNK, Client, ClientError, CopyGrant, CopySet, ExtentGrant, Imaging, StartGrant, Wanted,
+};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -100,28 +102,59 @@ pub fn open_pooled<'a>(
     name: &str,
     checks: impl Into<Checks<'a>>,
 ) -> Result<(Snapshot, Grant), OpenPooledError> {
-    open_pooled_with(Client::connect(socket)?, name, checks.into(), None)
+    open(Client::connect(socket)?, name, checks.into(), Wanted::Snapshot, false)
 }
 
-/// Same as [`open_pooled`], with a connection to the pool's manager, which the grant keeps. With
-/// the key of a copy set it also [takes a copy](Grant::take_copy), without waiting for the manager
-/// a second time.
+/// Opens a snapshot for a start, with a connection to the pool's manager, which the grant keeps:
+/// like [`open_pooled`], where a copy is wanted [with it](Grant::take_copy), or like
+/// [`open_replica`]. Where nothing is left to request, the connection is
+/// [confined](Client::confine). It waits for the manager once.
 ///
 /// # Errors
 /// See [`OpenPooledError`].
-pub fn open_pooled_with(
+pub fn open_for_start(
+    connection: Client,
+    name: &str,
+    checks: Checks<'_>,
+    wanted: Wanted<'_>,
+) -> Result<(Snapshot, Grant), OpenPooledError> {
+    // What is checked is reported to the manager.
+    open(connection, name, checks, wanted, checks.bytes != Verify::Always)
+}
+
+fn open(
     mut connection: Client,
     name: &str,
     checks: Checks<'_>,
-    copy: Option<&str>,
+    wanted: Wanted<'_>,
+    confine: bool,
 ) -> Result<(Snapshot, Grant), OpenPooledError> {
-    let (sealed, copies) = match copy {
-        Some(key) => {
-            let (sealed, copy) = connection.snapshot_with_copy(name, key)?;
-            (sealed, copy.map(|copy| copies(key, copy)))
-        }
-        None => (connection.snapshot(name)?, None),
+    // A freeze may replace the snapshot between the two requests: memory and tail must come from
+    // the same freeze.
+    let is_of = |start: &StartGrant| {
+        let replica = start.replica.as_ref();
+        replica.is_none_or(|it| it.source.generation == start.snapshot.extent().generation)
     };
+    for _ in 0..MAX_ATTEMPTS {
+        let start = connection.start(name, wanted, confine)?;
+        if is_of(&start) {
+            return open_granted(connection, name, checks, wanted, start);
+        }
+        let replica = start.replica.map(|replica| replica.grant);
+        for grant in [Some(start.snapshot), replica].into_iter().flatten() {
+            connection.release(grant.extent().generation)?;
+        }
+    }
+    Err(OpenError::Replaced { path: name.into(), attempts: MAX_ATTEMPTS }.into())
+}
+
+fn open_granted(
+    mut connection: Client,
+    name: &str,
+    checks: Checks<'_>,
+    wanted: Wanted<'_>,
+    StartGrant { snapshot: sealed, copy, replica }: StartGrant,
+) -> Result<(Snapshot, Grant), OpenPooledError> {
     let mut extent = place(&sealed);
     let generation = sealed.extent().generation;
     let snapshot = open_extent(name, &Arc::new(sealed.map()?), checks.signature)?;
@@ -143,12 +176,23 @@ pub fn open_pooled_with(
     if checks.bytes == Verify::Always {
         snapshot.check_signed_files()?;
     }
+    let check_time = check.then(|| begin.elapsed());
+    let memory = replica.as_ref().map_or(&sealed, |replica| &replica.grant);
+    if replica.is_some() {
+        extent = ExtentPlace { checked: extent.checked, replica: true, ..place(memory) };
+    }
+    let copies = match (wanted, copy) {
+        (Wanted::Copy(key), Some(copy)) => Some(copies(key, copy)),
+        _ => None,
+    };
     let grant = Grant {
-        medium: Mutex::new(Some(medium(&sealed)?)),
+        medium: Mutex::new(Some(medium(memory)?)),
         extent,
         copies,
-        replica: None,
-        check_time: check.then(|| begin.elapsed()),
+        replica: replica
+            .as_ref()
+            .map(|replica| ReplicaReport { imaging: replica.imaging, prepared: replica.prepared }),
+        check_time,
         generation,
         connection: Mutex::new(connection),
     };
@@ -165,38 +209,7 @@ pub fn open_replica<'a>(
     name: &str,
     checks: impl Into<Checks<'a>>,
 ) -> Result<(Snapshot, Grant), OpenPooledError> {
-    open_replica_with(Client::connect(socket)?, name, checks.into())
-}
-
-/// Same as [`open_replica`], with a connection to the pool's manager, which the grant keeps.
-///
-/// # Errors
-/// See [`OpenPooledError`].
-pub fn open_replica_with(
-    mut connection: Client,
-    name: &str,
-    checks: Checks<'_>,
-) -> Result<(Snapshot, Grant), OpenPooledError> {
-    // A freeze may replace the snapshot between the two requests: memory and tail must come from
-    // the same freeze.
-    for _ in 0..MAX_ATTEMPTS {
-        let (snapshot, mut grant) = open_pooled_with(connection, name, checks, None)?;
-        let granted = grant.connection.get_mut().replica(name)?;
-        let memory = &granted.grant;
-        if granted.source.generation != grant.generation {
-            connection = grant.connection.into_inner();
-            connection.release(memory.extent().generation)?;
-            connection.release(grant.generation)?;
-            continue;
-        }
-        let checked = grant.extent.checked;
-        *grant.medium.get_mut() = Some(medium(memory)?);
-        grant.extent = ExtentPlace { checked, replica: true, ..place(memory) };
-        grant.replica =
-            Some(ReplicaReport { imaging: granted.imaging, prepared: granted.prepared });
-        return Ok((snapshot, grant));
-    }
-    Err(OpenError::Replaced { path: name.into(), attempts: MAX_ATTEMPTS }.into())
+    open(Client::connect(socket)?, name, checks.into(), Wanted::Replica, false)
 }
 
 impl Grant {

@@ -73,8 +73,7 @@ pub use freeze::{
 };
 pub use freeze_error::FreezeError;
 pub use grant::{
-    Checks, ExtentPlace, Grant, ReplicaReport, Verify, open_pooled, open_pooled_with, open_replica,
-    open_replica_with,
+    Checks, ExtentPlace, Grant, ReplicaReport, Verify, open_for_start, open_pooled, open_replica,
 };
 pub use image::{Chunk, PageSource};
 pub use import::import;

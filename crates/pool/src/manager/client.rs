@@ -50,8 +50,40 @@ use crate::runs::{decode_runs, encode_runs, first_pages};
 pub struct Client {
     path: PathBuf,
     stream: UnixStream,
-    /// Whether the answer to [`Client::confine`] has not been received.
-    confining: bool,
+    confinement: Confinement,
+}
+
+/// Whether a connection is [confined](Client::confine).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Confinement {
+    #[default]
+    None,
+    /// The answer has not been received.
+    Requested,
+    Done,
+}
+
+/// What a start wants beside the snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted<'a> {
+    /// Nothing.
+    Snapshot,
+    /// A [copy](Client::copy) of the copy set of this key.
+    Copy(&'a str),
+    /// A [replica](Client::replica).
+    Replica,
+}
+
+/// What a start is [granted](Client::start).
+#[derive(Debug)]
+pub struct StartGrant {
+    /// The sealed extent.
+    pub snapshot: ExtentGrant,
+    /// The copy that was wanted; `None` if there is no set with its key.
+    pub copy: Option<CopyGrant>,
+    /// The replica that was wanted. It is of another generation if the snapshot was replaced
+    /// meanwhile.
+    pub replica: Option<ReplicaGrant>,
 }
 
 /// The properties of a managed pool.
@@ -189,7 +221,9 @@ impl Client {
     /// [`ClientError::NotRunning`] if no manager listens on `path`.
     pub fn connect(path: &Path) -> Result<Self, ClientError> {
         match UnixStream::connect(path) {
-            Ok(stream) => Ok(Self { path: path.to_owned(), stream, confining: false }),
+            Ok(stream) => {
+                Ok(Self { path: path.to_owned(), stream, confinement: Confinement::None })
+            }
             Err(error)
                 if matches!(
                     error.kind(),
@@ -209,7 +243,7 @@ impl Client {
         let peer = stream.peer_addr().ok();
         let path = peer.and_then(|peer| peer.as_pathname().map(Path::to_owned));
         let path = path.unwrap_or_else(|| PathBuf::from("(a connected socket)"));
-        Self { path, stream, confining: false }
+        Self { path, stream, confinement: Confinement::None }
     }
 
     /// Returns the connected socket, to pass it to another process. What the manager granted to the
@@ -253,7 +287,15 @@ impl Client {
     /// [`ClientError::Refused`] if the name has no snapshot or the pool is full; other variants as
     /// documented there.
     pub fn replica(&mut self, name: &str) -> Result<ReplicaGrant, ClientError> {
-        match self.request(&Request::Replica { name: name.to_owned() })? {
+        let response = self.request(&Request::Replica { name: name.to_owned() })?;
+        self.replica_of(response)
+    }
+
+    fn replica_of(
+        &self,
+        response: (Response, Option<OwnedFd>),
+    ) -> Result<ReplicaGrant, ClientError> {
+        match response {
             (Response::Replica { granted, source, imaging, prepared }, Some(descriptor)) => {
                 let grant = ExtentGrant { descriptor, access: Access::Write, granted };
                 Ok(ReplicaGrant { grant, source, imaging, prepared })
@@ -273,24 +315,51 @@ impl Client {
         self.copy_of(response)
     }
 
-    /// [`Client::snapshot`] and [`Client::copy`] of it, with one wait for the manager.
+    /// [`Client::snapshot`], what a start wants of it, and with `confine` [`Client::confine`] if
+    /// nothing is left to request, with one wait for the manager.
     ///
     /// # Errors
     /// As of these.
-    pub fn snapshot_with_copy(
+    pub fn start(
         &mut self,
         name: &str,
-        key: &str,
-    ) -> Result<(ExtentGrant, Option<CopyGrant>), ClientError> {
+        wanted: Wanted<'_>,
+        confine: bool,
+    ) -> Result<StartGrant, ClientError> {
         self.confined()?;
-        let snapshot = Request::Snapshot { name: name.to_owned() };
-        let copy = Request::Copy { generation: None, key: key.to_owned() };
-        let frames = frame(&snapshot).and_then(|first| Ok([first, frame(&copy)?].concat()));
-        let sent = frames.and_then(|frames| (&self.stream).write_all(&frames));
+        let beside = match wanted {
+            Wanted::Snapshot => None,
+            Wanted::Copy(key) => Some(Request::Copy { generation: None, key: key.to_owned() }),
+            Wanted::Replica => Some(Request::Replica { name: name.to_owned() }),
+        };
+        let requests = [
+            Some(Request::Snapshot { name: name.to_owned() }),
+            beside,
+            confine.then_some(Request::ConfineForStart),
+        ];
+        let frames = requests.iter().flatten().map(frame).collect::<io::Result<Vec<_>>>();
+        let sent = frames.and_then(|frames| (&self.stream).write_all(&frames.concat()));
         sent.map_err(|source| self.broken(source))?;
-        let (snapshot, copy) = (self.receive(), self.receive());
-        let grant = self.granted(snapshot?, Access::Read)?;
-        Ok((grant, self.copy_of(copy?)?))
+        // All answers are taken, also after a refusal.
+        let [snapshot, beside, confined] =
+            requests.map(|request| request.map(|_| self.receive()).transpose());
+        let Some(snapshot) = snapshot? else { return Err(self.unexpected_response()) };
+        let mut grant = StartGrant {
+            snapshot: self.granted(snapshot, Access::Read)?,
+            copy: None,
+            replica: None,
+        };
+        match (wanted, beside?) {
+            (Wanted::Copy(_), Some(response)) => grant.copy = self.copy_of(response)?,
+            (Wanted::Replica, Some(response)) => grant.replica = Some(self.replica_of(response)?),
+            _ => {}
+        }
+        match confined? {
+            None | Some((Response::Confined(false), _)) => {}
+            Some((Response::Confined(true), _)) => self.confinement = Confinement::Done,
+            Some(_) => return Err(self.unexpected_response()),
+        }
+        Ok(grant)
     }
 
     fn copy_of(
@@ -406,13 +475,15 @@ impl Client {
     /// [`copy_set`](Self::copy_set). The manager refuses all else with
     /// [`Refusal::Confined`](super::Refusal::Confined), and closes the connection after 256
     /// requests. All later requests come after this one; [`confined`](Self::confined) waits for its
-    /// answer.
+    /// answer. A connection that is confined already stays so, without a request.
     ///
     /// # Errors
     /// See [`ClientError`].
     pub fn confine(&mut self) -> Result<(), ClientError> {
-        self.send(&Request::Confine)?;
-        self.confining = true;
+        if self.confinement == Confinement::None {
+            self.send(&Request::Confine)?;
+            self.confinement = Confinement::Requested;
+        }
         Ok(())
     }
 
@@ -421,9 +492,10 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub fn confined(&mut self) -> Result<(), ClientError> {
-        if !std::mem::take(&mut self.confining) {
+        if self.confinement != Confinement::Requested {
             return Ok(());
         }
+        self.confinement = Confinement::Done;
         match self.receive()? {
             (Response::Noted, _) => Ok(()),
             _ => Err(self.unexpected_response()),

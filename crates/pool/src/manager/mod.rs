@@ -36,14 +36,16 @@ use crate::media::{Durability, MediumFacts};
 use crate::pool::{Imaging, Listing, PoolFacts, Recovery};
 use crate::runs::PageRun;
 
-pub use client::{Client, CopyGrant, CopySet, Description, ExtentGrant, ReplicaGrant};
+pub use client::{
+    Client, CopyGrant, CopySet, Description, ExtentGrant, ReplicaGrant, StartGrant, Wanted,
+};
 pub use copies::{ArenaFacts, NoCopy};
 pub use directory::{FindManagerError, ManagerDirectory, RemoveError};
 pub use error::{ClientError, Refusal, ServerError};
 pub use server::{ClientWatch, Server};
 
 /// The version of the protocol.
-const MANAGER_VERSION: u32 = 6;
+const MANAGER_VERSION: u32 = 7;
 
 /// A request of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,6 +82,9 @@ enum Request {
     /// From now on, refuse all requests except [those](Request::is_confined) about grants that this
     /// connection has. A connection is never unconfined.
     Confine,
+    /// The same, if nothing is left to request for a start: the last snapshot is checked, and the
+    /// replica or copy that was requested after it is there.
+    ConfineForStart,
     /// Release a pin, a staging extent or a replica.
     Release { generation: u64 },
     /// Respond when released replicas are imaged, copies are ready and free space is zeroed.
@@ -102,6 +107,7 @@ impl Request {
             Self::CopySet { .. }
             | Self::IsCurrent { .. }
             | Self::Confine
+            | Self::ConfineForStart
             | Self::Release { .. } => true,
             _ => false,
         }
@@ -141,6 +147,8 @@ enum Response {
         extent: Extent,
     },
     Noted,
+    /// Whether the connection is confined.
+    Confined(bool),
     Current(bool),
     Released,
     Listing {

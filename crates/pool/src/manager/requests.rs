@@ -67,6 +67,8 @@ pub(super) struct Grants {
     stagings: HashMap<u64, Staging>,
     replicas: HashMap<u64, Replica>,
     copies: Vec<Lent>,
+    /// Whether what was requested for a start of the last snapshot was not there.
+    misses: bool,
     confined: Option<Confined>,
 }
 
@@ -140,6 +142,7 @@ impl Manager {
                 let pin = self.pool.pin(&name).map_err(refuse_lookup)?;
                 let (granted, descriptor) = self.grant(pin.extent(), Access::Read)?;
                 grants.pins.push(pin);
+                grants.misses = false;
                 Ok((Response::Granted(granted), Some(descriptor)))
             }
             Request::Verified { generation } => {
@@ -163,6 +166,13 @@ impl Manager {
                 grants.confined.get_or_insert_default();
                 Ok((Response::Noted, None))
             }
+            Request::ConfineForStart => {
+                let is_verified = |pin: &Pin| self.verified().contains(&pin.extent().generation);
+                if grants.pins.last().is_some_and(is_verified) && !grants.misses {
+                    grants.confined.get_or_insert_default();
+                }
+                Ok((Response::Confined(grants.confined.is_some()), None))
+            }
             Request::Replica { name } => self.replica(&name, grants),
             Request::Copy { generation, key } => {
                 grants.check_room()?;
@@ -173,6 +183,7 @@ impl Manager {
                     })?,
                 };
                 let Some(loan) = self.copies.lend(pin, &key) else {
+                    grants.misses = true;
                     return Ok((Response::NoCopySet, None));
                 };
                 let (copied, descriptor) = match loan.copy {
@@ -287,6 +298,7 @@ impl Manager {
 
     fn replica(&self, name: &str, grants: &mut Grants) -> Answer {
         self.pace.start();
+        grants.misses = true;
         grants.check_room()?;
         let acquired = self.replicas.get(name).map_err(|error| match error {
             ReplicaError::Lookup(error) => refuse_lookup(error),
@@ -295,6 +307,8 @@ impl Manager {
         let Acquired { replica, imaging, prepared } = acquired;
         let (granted, descriptor) = self.grant(replica.extent(), Access::Write)?;
         let source = replica.source().extent();
+        let sealed = grants.pins.last().map(|pin| pin.extent().generation);
+        grants.misses = sealed != Some(source.generation);
         grants.replicas.insert(replica.extent().generation, replica);
         Ok((Response::Replica { granted, source, imaging, prepared }, Some(descriptor)))
     }

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD, Mode, chmodat};
 use rustix::net::{
     AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, listen, shutdown,
@@ -277,7 +277,11 @@ fn serve(stream: &UnixStream, manager: &Manager, grants: &mut Grants) {
     while let Some(max) = grants.max_request() {
         // A thread that waits in recv(2) is woken whenever its client takes an answer, at the cost
         // of the client's time. An error is that of the receive, too.
-        let _ = poll(&mut [PollFd::new(stream, PollFlags::IN)], None);
+        let mut request = [PollFd::new(stream, PollFlags::IN)];
+        if poll(&mut request, Some(&Timespec::default())) == Ok(0) {
+            manager.pool().shared_medium().prepare_grants();
+            let _ = poll(&mut request, None);
+        }
         let answer = match receive(stream, max) {
             Ok(request) => manager.answer(request, grants),
             Err(WireError::Closed | WireError::Io(_)) => return,

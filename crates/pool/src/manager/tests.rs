@@ -9,7 +9,7 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use tempfile::TempDir;
 
 use super::wire::{MAX_REQUEST, send};
-use super::{Client, ClientError, MANAGER_VERSION, Refusal, Request, Server, ServerError};
+use super::{Client, ClientError, MANAGER_VERSION, Refusal, Request, Server, ServerError, Wanted};
 use crate::{
     Access, CreateOptions, GRANULE, Imaging, MappedMedium, MediumError, MemfdOptions, Pool,
     PoolReader, Role,
@@ -314,6 +314,45 @@ fn a_confined_connection_only_uses_what_it_was_granted() {
     client.release(generation).unwrap();
     client.confine().unwrap();
     client.confined().unwrap();
+}
+
+/// A start's connection is confined with its grants where nothing is left to request, and only
+/// then: else the client checks the bytes, or stores a copy set, first.
+#[test]
+fn a_start_is_confined_with_its_grants_unless_something_is_missing() {
+    let world = World::new(12);
+    let mut other = world.client();
+    freeze(&mut other, "hello", b"snow");
+    let start = |wanted, confine| {
+        let mut client = world.client();
+        let grant = client.start("hello", wanted, confine).unwrap();
+        let is_confined =
+            matches!(client.list(), Err(error) if refusal(&error) == Refusal::Confined);
+        (grant, is_confined, client)
+    };
+    let all = [Wanted::Snapshot, Wanted::Copy("key"), Wanted::Replica];
+    for wanted in all {
+        let (grant, is_confined, _client) = start(wanted, true);
+        assert!(!is_confined && !grant.snapshot.is_verified() && grant.copy.is_none());
+        assert_eq!(grant.replica.is_some(), wanted == Wanted::Replica);
+    }
+    let generation = other.snapshot("hello").unwrap().extent().generation;
+    other.verified(generation).unwrap();
+    for (wanted, expected) in all.into_iter().zip([true, false, true]) {
+        assert_eq!(start(wanted, true).1, expected, "{wanted:?}");
+        assert!(!start(wanted, false).1);
+    }
+    assert!(other.store_copy_set(generation, "key", None, &[], vec![]).unwrap());
+    let (grant, is_confined, mut client) = start(Wanted::Copy("key"), true);
+    assert!(is_confined && grant.copy.is_some());
+    client.confine().unwrap();
+    client.confined().unwrap();
+    assert!(client.is_current(generation).unwrap());
+
+    let mut client = world.client();
+    let refused = client.start("other", Wanted::Replica, true).unwrap_err();
+    assert_eq!(refusal(&refused), Refusal::Unknown);
+    assert!(client.start("hello", Wanted::Replica, true).unwrap().replica.is_some());
 }
 
 #[test]

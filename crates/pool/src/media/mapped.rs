@@ -90,6 +90,8 @@ pub struct MappedMedium {
     memfd: Option<MemfdOptions>,
     /// The ranges with memory of their own, by offset.
     parts: Mutex<BTreeMap<u64, Part>>,
+    /// Open for the next grants, for reading and for writing.
+    spares: Mutex<[Option<File>; 2]>,
 }
 
 /// Memory of its own of a range of a memfd.
@@ -239,6 +241,7 @@ impl MappedMedium {
             marks_last: false,
             memfd: None,
             parts: Mutex::default(),
+            spares: Mutex::default(),
         })
     }
 
@@ -301,7 +304,8 @@ impl MappedMedium {
         };
         let facts = MediumFacts { kind, name, size, granule, durability, index, nodes };
         let marks_last = access == Access::Write && do_marks_last(&file, granule).unwrap_or(false);
-        Ok(Self { memory, file, sysfs, facts, marks_last, memfd, parts: Mutex::default() })
+        let (parts, spares) = (Mutex::default(), Mutex::default());
+        Ok(Self { memory, file, sysfs, facts, marks_last, memfd, parts, spares })
     }
 
     /// Allocates the pages of a new range and maps them.
@@ -468,14 +472,26 @@ impl Medium for MappedMedium {
 
     fn grant(&self, access: Access, offset: u64) -> io::Result<ExtentDescriptor> {
         let parts = self.parts.lock();
+        let writable = access == Access::Write;
         let (file, begin, leaf) = match parts.get(&offset) {
-            Some(part) => (&part.file, 0, part.leaf),
-            None => (&self.file, offset, self.facts.leaf()),
+            Some(part) => (reopen(&part.file, writable)?, 0, part.leaf),
+            None => {
+                let spare = self.spares.lock()[usize::from(writable)].take();
+                let file = spare.map_or_else(|| reopen(&self.file, writable), Ok)?;
+                (file, offset, self.facts.leaf())
+            }
         };
-        let file = reopen(file, access == Access::Write)?;
         mark_client(&file, CLIENT)?;
         mark_client(&file, offset)?;
         Ok(ExtentDescriptor { descriptor: file.into(), offset: begin, leaf })
+    }
+
+    fn prepare_grants(&self) {
+        for (spare, writable) in self.spares.lock().iter_mut().zip([false, true]) {
+            if spare.is_none() {
+                *spare = reopen(&self.file, writable).ok();
+            }
+        }
     }
 
     fn is_held(&self, offset: u64) -> bool {

@@ -1,4 +1,4 @@
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::fs::{OFlags, fcntl_getfl, fstat};
 
@@ -149,4 +149,25 @@ fn only_a_medium_that_shows_its_users_lets_go_of_an_extent() {
     assert!(medium.marks_last && !medium.is_held(GRANULE));
     medium.marks_last = false;
     assert!(medium.is_held(GRANULE));
+}
+
+/// What is open for the next grants holds no extent, and is granted once.
+#[test]
+fn a_prepared_grant_is_as_another_one() {
+    let medium = memfd();
+    medium.prepare_grants();
+    let open = medium.spares.lock().iter().flatten().map(AsRawFd::as_raw_fd).collect::<Vec<_>>();
+    assert!(open.len() == 2 && !medium.is_held(0) && !medium.is_held(GRANULE));
+    for (access, prepared) in [(Access::Read, open[0]), (Access::Write, open[1])] {
+        let grants = [GRANULE, 0].map(|offset| medium.grant(access, offset).unwrap());
+        let descriptors = grants.each_ref().map(|grant| grant.descriptor.as_raw_fd());
+        assert_eq!((descriptors[0], descriptors[1] == prepared), (prepared, false));
+        assert!(medium.is_held(0) && medium.is_held(GRANULE));
+        for grant in grants {
+            let file = File::from(grant.descriptor);
+            let written = std::os::unix::fs::FileExt::write_all_at(&file, b"snow", grant.offset);
+            assert_eq!(written.is_ok(), access == Access::Write);
+        }
+        assert!(!medium.is_held(0) && !medium.is_held(GRANULE));
+    }
 }

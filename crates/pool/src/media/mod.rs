@@ -205,6 +205,10 @@ pub trait Medium: Debug + Send + Sync {
     /// As of [`descriptor`](Self::descriptor).
     fn grant(&self, access: Access, offset: u64) -> io::Result<ExtentDescriptor>;
 
+    /// Opens in advance what the next [`grant`](Self::grant) needs. If it fails, that grant has the
+    /// error.
+    fn prepare_grants(&self) {}
+
     /// Whether a process has a descriptor of [`grant`](Self::grant) for the extent at `offset`, or
     /// a mapping that was made with one.
     fn is_held(&self, offset: u64) -> bool;

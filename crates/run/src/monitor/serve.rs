@@ -215,8 +215,10 @@ fn wait_for_resume(connection: &Connection) -> Result<Option<Resumption>, StartE
 
 /// Makes what can be made in advance; returns why it cannot.
 fn stand_by(kvm: &mut KvmDevice, shape: &Shape) -> Option<String> {
-    // What the host is like is read once in a process.
+    // What the host and its processor are like is read once in a process; in a virtual machine
+    // each CPUID instruction leaves it.
     let _ = HostFacts::of_process();
+    let _ = std::arch::is_x86_feature_detected!("avx2");
     map_program();
     let made = kvm.0.as_mut().ok()?.make(shape);
     touch_stack::<STACK>();
