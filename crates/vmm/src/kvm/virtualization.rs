@@ -1,6 +1,7 @@
 //! How the host's KVM runs guests.
 
 use std::arch::x86_64::__cpuid;
+use std::sync::LazyLock;
 
 /// How this host's KVM runs a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,9 +20,15 @@ const SVM: u32 = 1 << 2;
 const EXTENDED: u32 = 0x8000_0000;
 
 impl Virtualization {
-    /// Whether the host's processor has VT-x or SVM, by CPUID, which a jailed process can ask.
+    /// Whether the host's processor has VT-x or SVM, by CPUID, which a jailed process can ask. Only
+    /// the first call asks: in a virtual machine CPUID leaves it.
     #[must_use]
     pub fn of_host() -> Self {
+        static HOST: LazyLock<Virtualization> = LazyLock::new(Virtualization::read);
+        *HOST
+    }
+
+    fn read() -> Self {
         let has_vmx = __cpuid(1).ecx & VMX != 0;
         let has_svm = __cpuid(EXTENDED).eax > EXTENDED && __cpuid(EXTENDED + 1).ecx & SVM != 0;
         if has_vmx || has_svm { Self::Hardware } else { Self::Software }

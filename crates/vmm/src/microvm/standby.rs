@@ -87,7 +87,7 @@ impl Standby {
         for (fd, entries) in frame.vcpus.iter().zip(&shape.cpuids) {
             let cpuid =
                 CpuId::from_entries(entries).map_err(|_| StandbyError::Cpuid(entries.len()))?;
-            fresh.push(Fresh::set_up(fd, cpuid).map_err(StandbyError::Vcpu)?);
+            fresh.push(Fresh::set_up(&self.kvm.kvm, fd, cpuid).map_err(StandbyError::Vcpu)?);
         }
         self.ready = Some(Box::new(Ready { frame, vcpus: fresh }));
         self.reservation = Some(reservation);

@@ -248,19 +248,25 @@ pub(crate) struct Fresh {
     mp_state: kvm_mp_state,
     xcrs: kvm_xcrs,
     debug_regs: kvm_debugregs,
+    /// Those that do not change by themselves.
+    msrs: Vec<kvm_msr_entry>,
     events: kvm_vcpu_events,
     tsc_khz: u32,
 }
 
 impl Fresh {
     /// Sets the CPUID of a new vCPU, and reads the rest.
-    pub(crate) fn set_up(fd: &VcpuFd, cpuid: CpuId) -> Result<Self, kvm_ioctls::Error> {
+    pub(crate) fn set_up(kvm: &Kvm, fd: &VcpuFd, cpuid: CpuId) -> Result<Self, kvm_ioctls::Error> {
         fd.set_cpuid2(&cpuid)?;
+        // Those that are not known are set.
+        let mut msrs = save_msrs(fd, 0, &msr_indices(kvm)?).unwrap_or_default();
+        msrs.retain(|msr| ![MSR_TSC, MSR_TSC_DEADLINE].contains(&msr.index));
         Ok(Self {
             cpuid,
             mp_state: fd.get_mp_state()?,
             xcrs: fd.get_xcrs()?,
             debug_regs: fd.get_debug_regs()?,
+            msrs,
             events: fd.get_vcpu_events()?,
             tsc_khz: fd.get_tsc_khz()?,
         })
@@ -306,7 +312,10 @@ pub(crate) fn restore(
         fd.set_debug_regs(&state.debug_regs).map_err(set("the debug registers"))?;
     }
     fd.set_lapic(&state.lapic).map_err(set("the local APIC"))?;
-    let kept_msrs = restore_msrs(fd, vcpu, &state.msrs)?;
+    let differs_msr =
+        |msr: &&kvm_msr_entry| fresh.as_ref().is_none_or(|fresh| !fresh.msrs.contains(msr));
+    let msrs: Vec<_> = state.msrs.iter().filter(differs_msr).copied().collect();
+    let kept_msrs = restore_msrs(fd, vcpu, &msrs)?;
     if differs(|fresh, state| fresh.events == state.events) {
         fd.set_vcpu_events(&state.events).map_err(set("the pending events"))?;
     }
