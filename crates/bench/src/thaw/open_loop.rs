@@ -3,7 +3,7 @@
 
 use std::ops::RangeInclusive;
 use std::panic::resume_unwind;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -52,12 +52,16 @@ pub(super) fn starts(
     let mut random = Rng::with_seed(SEED);
     let mut batch = Batch::new(interrupt);
     thread::scope(|scope| {
-        // A full channel is what keeps their number.
-        let (ready, standbys) = sync_channel::<Monitor>(STANDBYS - 1);
+        let (ready, standbys) = channel::<Monitor>();
+        let (wanted, wants) = channel::<()>();
+        for _ in 0..STANDBYS {
+            let _ = wanted.send(());
+        }
         if let Some(shape) = shape {
             scope.spawn(move || {
                 // A start without a standby monitor makes its own, and is a fallback.
-                while let Ok(monitor) = player.stand_by(shape)
+                while wants.recv().is_ok()
+                    && let Ok(monitor) = player.stand_by(shape)
                     && ready.send(monitor).is_ok()
                 {}
             });
@@ -68,10 +72,16 @@ pub(super) fn starts(
             next += Duration::from_micros(random.u64(INTERVALS));
             thread::sleep(next.saturating_duration_since(Instant::now()));
             interrupt.check()?;
-            batch.start(player, number, standbys.try_recv().ok().map(Prepared::Standby))?;
+            let standby = standbys.try_recv().ok();
+            // It is replaced when the start that took it is done, as `firn serve` does.
+            let wanted = standby.is_some().then(|| wanted.clone());
+            batch.start(player, number, standby.map(Prepared::Standby))?;
             if let Some(mut instance) = batch.instances.pop_front() {
                 running.push(scope.spawn(move || {
                     instance.wait_until_held(None);
+                    if let Some(wanted) = wanted {
+                        let _ = wanted.send(());
+                    }
                     // What follows is not measured, and others are.
                     instance.lower_priority();
                     instance.release();
@@ -80,7 +90,7 @@ pub(super) fn starts(
             }
             started();
         }
-        drop(standbys);
+        drop((standbys, wanted));
         let reports: Vec<_> = running
             .into_iter()
             .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))

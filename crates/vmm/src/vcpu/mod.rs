@@ -265,8 +265,8 @@ impl Vcpu {
         let Some(commands) = &self.commands else { return Err(gone) };
         commands.send(command).map_err(|SendError(_)| gone)?;
         // It fails for a thread that has ended, which gives no answer.
-        let passed = self.job.take().map_or(Ok(()), |(thread, job)| thread.send(job));
-        passed.map_err(|SendError(_)| VcpuThreadError::Gone { vcpu: self.id })
+        let Some((thread, job)) = self.job.take() else { return Ok(()) };
+        thread.send(job).map_err(|SendError(_)| VcpuThreadError::Gone { vcpu: self.id })
     }
 
     fn answer(&self) -> Result<Answer, VcpuThreadError> {
