@@ -28,7 +28,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use rustix::io::{Errno, Result};
 use serde::{Deserialize, Serialize};
 
-use super::pace::{Budget, Pace, lower_priority};
+use super::pace::{Pace, Pauses, lower_priority};
 use crate::media::{How, Memory, prefer_node};
 use crate::pool::{Pin, Pool, now};
 use crate::runs::{COPY_CHUNK, bytes_of, first_pages, is_whole, pack_copy};
@@ -465,14 +465,14 @@ fn make_all(shared: &Shared) {
         let pin = pin.filter(|pin| pin.extent().generation == job.key.0);
         let made = pin.map(|pin| {
             // Before there is a thread that could take the processor of a start.
-            let mut budget = Pace::budget();
-            shared.pace.yield_to_starts(&mut budget);
+            let mut pauses = shared.pace.pauses();
+            pauses.yield_to_starts();
             let make = || {
                 lower_priority();
                 if let Some(node) = node {
                     prefer_node(node)?;
                 }
-                make(&shared.pool, &pin, &job.runs, (&shared.pace, &mut budget))
+                make(&shared.pool, &pin, &job.runs, &mut pauses)
             };
             std::thread::scope(|scope| {
                 let thread = std::thread::Builder::new().spawn_scoped(scope, make);
@@ -513,23 +513,21 @@ impl State {
 /// Makes a memfd with these pages of an extent. Whole chunks take reserved huge pages if enough are
 /// free, because allocating them is cheap. Other pages cannot: a file of reserved huge pages is
 /// only mapped at multiples of 2 MiB.
-fn make(pool: &Pool, pin: &Pin, runs: &[PageRange], pace: (&Pace, &mut Budget)) -> Result<OwnedFd> {
-    let (pace, budget) = pace;
+fn make(pool: &Pool, pin: &Pin, runs: &[PageRange], pauses: &mut Pauses<'_>) -> Result<OwnedFd> {
     let reserved = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
-    if runs.iter().all(is_whole) {
-        let pace = (pace, &mut *budget);
-        if let Ok(copy) = fill(pool, pin, runs, pace, reserved, Memory::take_reserved) {
-            return Ok(copy);
-        }
+    if runs.iter().all(is_whole)
+        && let Ok(copy) = fill(pool, pin, runs, pauses, reserved, Memory::take_reserved)
+    {
+        return Ok(copy);
     }
-    fill(pool, pin, runs, (pace, budget), MemfdFlags::empty(), Memory::take_huge)
+    fill(pool, pin, runs, pauses, MemfdFlags::empty(), Memory::take_huge)
 }
 
 fn fill(
     pool: &Pool,
     pin: &Pin,
     runs: &[PageRange],
-    (pace, budget): (&Pace, &mut Budget),
+    pauses: &mut Pauses<'_>,
     pages: MemfdFlags,
     take: impl Fn(&Memory, u64) -> Result<()>,
 ) -> Result<OwnedFd> {
@@ -550,7 +548,7 @@ fn fill(
         let mut at = 0;
         while at < len {
             if place + at >= taken {
-                pace.yield_to_starts(budget);
+                pauses.yield_to_starts();
                 // Only whole chunks must be huge pages; the last pages of a copy cannot be.
                 if is_whole(&part) {
                     take(&memory, taken)?;

@@ -29,9 +29,13 @@ pub(super) struct Pace {
     waiters: AtomicUsize,
 }
 
-/// The remaining time for which a replica or copy may pause.
+/// The pauses of the work for one replica or copy.
 #[derive(Debug)]
-pub(super) struct Budget(Duration);
+pub(super) struct Pauses<'a> {
+    pace: &'a Pace,
+    /// How long it may pause yet.
+    left: Duration,
+}
 
 impl Pace {
     pub(super) fn new() -> Self {
@@ -50,23 +54,9 @@ impl Pace {
         self.started.load(Ordering::Relaxed)
     }
 
-    /// The total pause allowed for one replica or copy.
-    pub(super) fn budget() -> Budget {
-        Budget(MAX_PAUSE)
-    }
-
-    /// Pauses while starts are requested. Call it between two pieces of work.
-    pub(super) fn yield_to_starts(&self, budget: &mut Budget) {
-        while self.waiters.load(Ordering::Relaxed) == 0 && !budget.0.is_zero() {
-            let started = self.started.load(Ordering::Relaxed);
-            let since = Duration::from_nanos(self.now().saturating_sub(started));
-            let wait = START.saturating_sub(since).min(budget.0);
-            if started == 0 || wait.is_zero() {
-                return;
-            }
-            std::thread::sleep(wait);
-            budget.0 -= wait;
-        }
+    /// Those of the work for one replica or copy.
+    pub(super) fn pauses(&self) -> Pauses<'_> {
+        Pauses { pace: self, left: MAX_PAUSE }
     }
 
     /// Runs `wait`, which waits for background work. The work does not pause meanwhile.
@@ -79,6 +69,23 @@ impl Pace {
 
     fn now(&self) -> u64 {
         firn_base::ns_since(self.epoch)
+    }
+}
+
+impl Pauses<'_> {
+    /// Pauses while starts are requested. Call it between two pieces of work.
+    pub(super) fn yield_to_starts(&mut self) {
+        let pace = self.pace;
+        while pace.waiters.load(Ordering::Relaxed) == 0 && !self.left.is_zero() {
+            let started = pace.started.load(Ordering::Relaxed);
+            let since = Duration::from_nanos(pace.now().saturating_sub(started));
+            let wait = START.saturating_sub(since).min(self.left);
+            if started == 0 || wait.is_zero() {
+                return;
+            }
+            std::thread::sleep(wait);
+            self.left -= wait;
+        }
     }
 }
 

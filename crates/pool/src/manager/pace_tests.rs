@@ -5,30 +5,30 @@ use super::*;
 #[test]
 fn work_does_not_pause_without_starts() {
     let pace = Pace::new();
-    let mut budget = Pace::budget();
-    pace.yield_to_starts(&mut budget);
-    assert_eq!(budget.0, MAX_PAUSE);
+    let mut pauses = pace.pauses();
+    pauses.yield_to_starts();
+    assert_eq!(pauses.left, MAX_PAUSE);
 }
 
 #[test]
 fn pauses_for_starts_are_bounded() {
     let pace = Pace::new();
-    let mut budget = Pace::budget();
+    let mut pauses = pace.pauses();
     pace.start();
-    pace.yield_to_starts(&mut budget);
-    assert!(budget.0 < MAX_PAUSE, "{budget:?}");
+    pauses.yield_to_starts();
+    assert!(pauses.left < MAX_PAUSE, "{pauses:?}");
     // The pauses end even with a continuous stream of starts.
-    while !budget.0.is_zero() {
+    while !pauses.left.is_zero() {
         pace.start();
-        pace.yield_to_starts(&mut budget);
+        pauses.yield_to_starts();
     }
 }
 
 #[test]
 fn work_does_not_pause_while_a_caller_waits_for_it() {
     let pace = Arc::new(Pace::new());
-    let mut budget = Pace::budget();
+    let mut pauses = pace.pauses();
     pace.start();
-    pace.without_pauses(|| pace.yield_to_starts(&mut budget));
-    assert_eq!(budget.0, MAX_PAUSE);
+    pace.without_pauses(|| pauses.yield_to_starts());
+    assert_eq!(pauses.left, MAX_PAUSE);
 }

@@ -267,11 +267,11 @@ impl Shared {
             state.busy = Some(Busy { name: name.clone(), stop: Arc::clone(&stop) });
             drop(state);
             let made = returned.or_else(|| self.one_more(&name)).and_then(|replica| {
-                let mut budget = Pace::budget();
+                let mut pauses = self.pace.pauses();
                 let stopped = || {
                     // A start may wait for this to stop.
                     if !stop.load(Ordering::Relaxed) {
-                        self.pace.yield_to_starts(&mut budget);
+                        pauses.yield_to_starts();
                     }
                     stop.load(Ordering::Relaxed)
                 };

@@ -20,7 +20,7 @@ impl Zeroing {
         pool.begin_zeroing();
         let thread = std::thread::Builder::new().name("zeroing".into()).spawn(move || {
             lower_priority();
-            working.zero_free_space(|| pace.yield_to_starts(&mut Pace::budget()));
+            working.zero_free_space(|| pace.pauses().yield_to_starts());
         })?;
         Ok(Self { pool, thread: Some(thread) })
     }

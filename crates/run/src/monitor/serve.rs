@@ -31,7 +31,7 @@ use crate::start::{Hold, Resumption, start_caught};
 const END_LIMIT: Duration = Duration::from_secs(10);
 /// What a start uses of this thread's stack and of the heap, bytes.
 const STACK: usize = 80 << 10;
-const HEAP: usize = 96 << 10;
+const HEAP: usize = 64 << 10;
 
 /// Sends what happens to the process that started this one.
 struct Reporter {

@@ -115,7 +115,7 @@ pub(crate) struct IdleThread {
 }
 
 /// What a vCPU's thread uses of its stack before its guest runs, bytes.
-const STACK: usize = 16 << 10;
+const STACK: usize = 8 << 10;
 
 /// What the thread of a vCPU gets to do.
 type Job = (Worker, Receiver<Command>, Sender<Answer>);

@@ -146,7 +146,7 @@ pub(super) fn store_changes(shared: &Shared) {
             continue;
         }
         drop(state);
-        shared.pace.yield_to_starts(&mut Pace::budget());
+        shared.pace.pauses().yield_to_starts();
         shared.store(changed);
         let next = Instant::now() + INTERVAL;
         state = shared.state();
