@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use firn_base::{PAGE_SIZE, PageRange};
 
-use super::super::pace::Pace;
 use super::{Copies, CopySet, Key, Shared, State};
 use crate::learnt::{self, Learnt, LearntSet};
 use crate::pool::{ListedExtent, Pin, Role, read_annex};
