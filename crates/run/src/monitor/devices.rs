@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
-use firn_base::ErrorChain;
+use firn_base::{ErrorChain, get_or_try_init};
 use firn_memory::{OwnDevices, OwnFiles};
 use firn_vmm::{OpenKvm, OpenKvmError, SupportedCpuid, open_kvm_device};
 use serde::{Deserialize, Serialize};
@@ -36,13 +36,7 @@ static CPUID: OnceLock<SupportedCpuid> = OnceLock::new();
 impl Kvm {
     fn add(path: &Path, descriptors: &mut Descriptors) -> Result<Self, OpenKvmError> {
         let device = open_kvm_device(path)?;
-        let cpuid = match CPUID.get() {
-            Some(cpuid) => cpuid.clone(),
-            None => {
-                let read = SupportedCpuid::read(&device, path)?;
-                CPUID.get_or_init(|| read).clone()
-            }
-        };
+        let cpuid = get_or_try_init(&CPUID, || SupportedCpuid::read(&device, path))?.clone();
         Ok(Self {
             device: OpenedFile { slot: descriptors.add(device), path: path.to_owned() },
             cpuid,
