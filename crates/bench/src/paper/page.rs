@@ -37,9 +37,10 @@ const BEGIN: &str = "<!-- ";
 const CLOSE: &str = " -->";
 pub(super) const END: &str = "<!-- end -->";
 /// Files with sessions of `firn bench thaw` that are not of a paper.
-const SESSIONS: [&str; 10] = [
+const SESSIONS: [&str; 11] = [
     "bursts",
     "granules",
+    "mixes",
     "pages-hello",
     "pages-json",
     "pages-pyaes",
