@@ -475,7 +475,9 @@ fn long_events_that_wait_take_a_bounded_share_of_memory() {
     println!("{EVENTS} events of {BYTES} bytes: {} MiB", grown >> 20);
     assert_eq!(queued, MOST);
     assert_eq!(world.files("events"), EVENTS);
-    assert!(grown < 160 << 20, "{grown}");
+    // Of those that are read it may hold more than their bytes, and the allocator keeps some of the
+    // requests' buffers.
+    assert!(grown < EVENTS * BYTES, "{grown}");
 }
 
 #[test]
