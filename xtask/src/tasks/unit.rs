@@ -10,8 +10,8 @@ use crate::context::Context;
 
 /// Modules of unit tests that require a KVM. `unit-tests` skips them without one, and
 /// `monitor-tests` runs them in the lab.
-const KVM_MODULES: [&str; 6] =
-    ["microvm::", "player::", "floor::", "freeze::", "tier::emulated::", "systor::"];
+const KVM_MODULES: [&str; 7] =
+    ["microvm::", "player::", "floor::", "freeze::", "tier::emulated::", "systor::", "vcpu::state"];
 
 /// The unit test programs with those modules.
 const KVM_UNIT_TESTS: [&str; 2] = ["firn_vmm", "firn_bench"];
