@@ -55,7 +55,7 @@ fn unit_tests_skip_what_requires_a_kvm_without_one() {
         commands("unit-tests", host(false, false)),
         [format!(
             "{all} -- --skip microvm:: --skip player:: --skip floor:: --skip freeze:: \
-             --skip tier::emulated:: --skip systor::"
+             --skip tier::emulated:: --skip systor:: --skip vcpu::state"
         )]
     );
 }
@@ -96,7 +96,7 @@ fn monitor_tests_run_modules_and_programs_in_one_lab() {
          --env FIRN_REQUIRE=kvm,root,disk,cpu_limits -- sh -c 'mkdir -p /t/debug; ln -s /bin/firn /t/debug/firn; \
          ln -s /in/firn-firecracker /t/debug/firn-firecracker; failed=; \
          for program in /in/firn_vmm /in/firn_bench; do $program --test-threads=1 microvm:: player:: floor:: \
-         freeze:: tier::emulated:: systor:: || failed=1; done; for program in /in/bad_profiles /in/bench /in/capacity \
+         freeze:: tier::emulated:: systor:: vcpu::state || failed=1; done; for program in /in/bad_profiles /in/bench /in/capacity \
          /in/drift /in/jail /in/monitor /in/network /in/paged_planners /in/pager /in/paper /in/pool_refusals /in/profile /in/signatures /in/supervisor /in/thaw /in/tier /in/api; do $program --test-threads=1 || failed=1; done; \
          test -z \"$failed\"'"
     );
