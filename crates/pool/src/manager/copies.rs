@@ -29,7 +29,7 @@ use rustix::io::{Errno, Result};
 use serde::{Deserialize, Serialize};
 
 use super::pace::{Pace, Pauses, lower_priority};
-use crate::media::{How, Memory, prefer_node};
+use crate::media::{How, MediumKind, Memory, prefer_node};
 use crate::pool::{Pin, Pool, now};
 use crate::runs::{COPY_CHUNK, bytes_of, first_pages, is_whole, pack_copy};
 
@@ -512,10 +512,13 @@ impl State {
 
 /// Makes a memfd with these pages of an extent. Whole chunks take reserved huge pages if enough are
 /// free, because allocating them is cheap. Other pages cannot: a file of reserved huge pages is
-/// only mapped at multiples of 2 MiB.
+/// only mapped at multiples of 2 MiB. Those of a medium that is made of such pages it does not
+/// take: what is free is for a moment a replica's, which gives its space to the host and takes it
+/// back.
 fn make(pool: &Pool, pin: &Pin, runs: &[PageRange], pauses: &mut Pauses<'_>) -> Result<OwnedFd> {
     let reserved = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
     if runs.iter().all(is_whole)
+        && pool.medium().kind != MediumKind::Hugetlbfs
         && let Ok(copy) = fill(pool, pin, runs, pauses, reserved, Memory::take_reserved)
     {
         return Ok(copy);
