@@ -204,6 +204,9 @@ fn is_alone_in(test: &str, run: &std::path::Path) -> bool {
     }
     let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
     alone.env("FIRN_RUN_DIR", run);
+    // The allocator gives long buffers back when they are freed (mallopt(3)): what is measured is
+    // what the process holds.
+    alone.env("MALLOC_MMAP_THRESHOLD_", (1 << 20).to_string());
     alone.env(ALONE, "1").args([&format!("attack_tests::{test}"), "--exact", "--nocapture"]);
     assert!(alone.status().unwrap().success());
     false
@@ -475,9 +478,7 @@ fn long_events_that_wait_take_a_bounded_share_of_memory() {
     println!("{EVENTS} events of {BYTES} bytes: {} MiB", grown >> 20);
     assert_eq!(queued, MOST);
     assert_eq!(world.files("events"), EVENTS);
-    // Of those that are read it may hold more than their bytes, and the allocator keeps some of the
-    // requests' buffers.
-    assert!(grown < EVENTS * BYTES, "{grown}");
+    assert!(grown < 160 << 20, "{grown}");
 }
 
 #[test]
