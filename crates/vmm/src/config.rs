@@ -191,7 +191,9 @@ impl DriveDisk {
     /// read, which makes no disk, counts as empty.
     fn written_memory(&self) -> u64 {
         let Self::Overlay { base, size, scratch } = self else { return 0 };
-        let size = base.size().unwrap_or(0).max(size.next_multiple_of(PAGE_SIZE));
+        // A size that is too large makes no disk either.
+        let size = size.checked_next_multiple_of(PAGE_SIZE).unwrap_or(u64::MAX);
+        let size = base.size().unwrap_or(0).max(size);
         match scratch {
             None => size,
             Some(scratch) if is_in_memory(&scratch.file).unwrap_or(true) => size.min(scratch.limit),
@@ -203,8 +205,7 @@ impl DriveDisk {
 impl OverlayBase {
     fn size(&self) -> io::Result<u64> {
         match self {
-            // A block device has no size in its metadata.
-            Self::File(base) => Ok(rustix::fs::seek(&base.file, rustix::fs::SeekFrom::End(0))?),
+            Self::File(base) => base.size(),
             Self::Extent(content) => content.size(),
         }
     }

@@ -28,6 +28,11 @@ pub struct OpenFileError {
 }
 
 impl OpenFile {
+    /// Its size, bytes. Moves the position in the file: a block device has no size in its metadata.
+    pub(crate) fn size(&self) -> io::Result<u64> {
+        Ok(rustix::fs::seek(&self.file, rustix::fs::SeekFrom::End(0))?)
+    }
+
     /// Opens the file at `path` for reading, and resolves the links in the path.
     ///
     /// # Errors

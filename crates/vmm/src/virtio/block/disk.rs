@@ -177,17 +177,14 @@ impl RawImage {
 
     /// The whole sectors of an image, and the size of all of it.
     fn of_any_size(disk: OpenFile) -> Result<(Self, u64), OpenDiskError> {
-        let OpenFile { file, path } = disk;
-        let failed = |source| OpenDiskError::Read { path: path.clone(), source };
-        let kind = rustix::fs::fstat(&file).map_err(|errno| failed(errno.into()))?.st_mode;
+        let failed = |source| OpenDiskError::Read { path: disk.path.clone(), source };
+        let kind = rustix::fs::fstat(&disk.file).map_err(|errno| failed(errno.into()))?.st_mode;
         let kind = rustix::fs::FileType::from_raw_mode(kind);
         if !(kind.is_file() || kind.is_block_device()) {
-            return Err(OpenDiskError::Kind { path });
+            return Err(OpenDiskError::Kind { path: disk.path });
         }
-        // A block device has no size in its metadata.
-        let size = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))
-            .map_err(|errno| failed(errno.into()))?;
-        Ok((Self { file, size: size - size % SECTOR }, size))
+        let size = disk.size().map_err(failed)?;
+        Ok((Self { file: disk.file, size: size - size % SECTOR }, size))
     }
 }
 
