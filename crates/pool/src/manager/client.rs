@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::copies::{ArenaFacts, NoCopy};
 use super::error::ClientError;
-use super::wire::{MAX_RESPONSE, WireError, frame, receive_with_descriptor, send};
+use super::wire::{MAX_RESPONSE, WireError, frame, receive_with_descriptor};
 use super::{Granted, Request, Response};
 use crate::extent::Extent;
 use crate::mapped_extent::{MapExtentError, MappedExtent};
@@ -54,9 +54,8 @@ pub struct Client {
 }
 
 /// Whether a connection is [confined](Client::confine).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Confinement {
-    #[default]
     None,
     /// The answer has not been received.
     Requested,
@@ -326,7 +325,6 @@ impl Client {
         wanted: Wanted<'_>,
         confine: bool,
     ) -> Result<StartGrant, ClientError> {
-        self.confined()?;
         let beside = match wanted {
             Wanted::Snapshot => None,
             Wanted::Copy(key) => Some(Request::Copy { generation: None, key: key.to_owned() }),
@@ -337,9 +335,7 @@ impl Client {
             beside,
             confine.then_some(Request::ConfineForStart),
         ];
-        let frames = requests.iter().flatten().map(frame).collect::<io::Result<Vec<_>>>();
-        let sent = frames.and_then(|frames| (&self.stream).write_all(&frames.concat()));
-        sent.map_err(|source| self.broken(source))?;
+        self.send(requests.iter().flatten())?;
         // All answers are taken, also after a refusal.
         let [snapshot, beside, confined] =
             requests.map(|request| request.map(|_| self.receive()).transpose());
@@ -481,7 +477,7 @@ impl Client {
     /// See [`ClientError`].
     pub fn confine(&mut self) -> Result<(), ClientError> {
         if self.confinement == Confinement::None {
-            self.send(&Request::Confine)?;
+            self.send([&Request::Confine])?;
             self.confinement = Confinement::Requested;
         }
         Ok(())
@@ -591,20 +587,26 @@ impl Client {
     }
 
     fn request(&mut self, request: &Request) -> Result<(Response, Option<OwnedFd>), ClientError> {
-        self.send(request)?;
+        self.send([request])?;
         self.receive()
     }
 
-    fn send(&mut self, request: &Request) -> Result<(), ClientError> {
+    /// Sends requests with one write, which wakes the manager once.
+    fn send<'a>(
+        &mut self,
+        requests: impl IntoIterator<Item = &'a Request>,
+    ) -> Result<(), ClientError> {
         self.confined()?;
-        send(&self.stream, request, None).map_err(|source| self.broken(source))
+        let frames = requests.into_iter().map(frame).collect::<io::Result<Vec<_>>>();
+        let sent = frames.and_then(|frames| (&self.stream).write_all(&frames.concat()));
+        sent.map_err(|source| self.broken(source))
     }
 
     /// Sends the body of a request that may be of another version, and receives the response.
     #[cfg(test)]
     pub(super) fn send_raw(&mut self, body: &[u8]) -> Result<(), ClientError> {
         let raw: serde_json::Value = serde_json::from_slice(body).unwrap();
-        send(&self.stream, &raw, None).unwrap();
+        (&self.stream).write_all(&frame(&raw).unwrap()).unwrap();
         self.receive().map(drop)
     }
 
