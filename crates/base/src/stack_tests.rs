@@ -5,18 +5,18 @@ use std::thread;
 
 use super::*;
 use crate::PAGE_SIZE;
-use crate::num::u64_of;
+use crate::num::{u64_of, usize_of};
 
 const BYTES: usize = 64 << 10;
+const PAGES: usize = BYTES / usize_of(PAGE_SIZE);
 
 /// Pages of this thread's stack that are mapped among the `BYTES` below the caller.
 fn mapped() -> usize {
     let here = 0_u8;
     let address = u64_of(black_box(&raw const here).addr());
-    let pages = u64_of(BYTES) / PAGE_SIZE;
-    let mut entries = vec![0; 8 * BYTES / 4096];
+    let mut entries = vec![0; 8 * PAGES];
     let pagemap = File::open("/proc/self/pagemap").unwrap();
-    pagemap.read_exact_at(&mut entries, 8 * (address / PAGE_SIZE - pages)).unwrap();
+    pagemap.read_exact_at(&mut entries, 8 * (address / PAGE_SIZE - u64_of(PAGES))).unwrap();
     // Bit 63 of an entry: the page is present (Documentation/admin-guide/mm/pagemap.rst).
     entries.chunks(8).filter(|entry| entry[7] & 0x80 != 0).count()
 }
@@ -29,5 +29,5 @@ fn the_next_pages_of_a_stack_are_mapped_after_a_touch() {
         (before, mapped())
     });
     let (before, after) = thread.join().unwrap();
-    assert_eq!(after, BYTES / 4096, "{before} before");
+    assert_eq!(after, PAGES, "{before} before");
 }

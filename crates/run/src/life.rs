@@ -61,15 +61,6 @@ impl Clock {
 /// start reports once it needs it.
 pub struct KvmDevice(pub(crate) Result<Standby, ErrorChain>);
 
-impl KvmDevice {
-    /// Begins to make what no microVM lacks.
-    pub(crate) fn create_in_advance(&self) {
-        if let Ok(standby) = &self.0 {
-            standby.create_in_advance();
-        }
-    }
-}
-
 impl From<&Path> for KvmDevice {
     /// Opens the device.
     fn from(path: &Path) -> Self {

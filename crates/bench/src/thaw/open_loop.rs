@@ -73,7 +73,7 @@ pub(super) fn starts(
             thread::sleep(next.saturating_duration_since(Instant::now()));
             interrupt.check()?;
             let standby = standbys.try_recv().ok();
-            // It is replaced when the start that took it is done, as `firn serve` does.
+            // Its replacement does not run beside the start that took it.
             let wanted = standby.is_some().then(|| wanted.clone());
             batch.start(player, number, standby.map(Prepared::Standby))?;
             if let Some(mut instance) = batch.instances.pop_front() {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use firn_base::{ErrorChain, error_chain, now_ns, touch_stack};
 use firn_memory::planners::parse;
 use firn_memory::{HostFacts, map_program, prefer_as_victim};
-use firn_vmm::{Microvm, Shape, TracepointFormat, Virtualization};
+use firn_vmm::{Microvm, Shape, Standby, TracepointFormat, Virtualization};
 use parking_lot::Mutex;
 use signal_hook::consts::SIGTERM;
 
@@ -110,7 +110,7 @@ pub fn serve(jail: JailMode, shared: Option<&SharedPaths>) -> Result<(), StartEr
         let _ = connection.send(&Event::Failed(error.clone()), &Descriptors::default());
     })?;
     let Some((mut kvm, jail)) = prepared else { return Ok(()) };
-    kvm.create_in_advance();
+    kvm.0.iter().for_each(Standby::create_in_advance);
     // Nothing here relies on what a signal does by default: the first process of a pid namespace
     // ignores it.
     let interruption = Interruption::catch_or(|_| std::process::exit(1))?;

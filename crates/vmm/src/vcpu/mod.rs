@@ -261,12 +261,11 @@ impl Vcpu {
     }
 
     fn send(&self, command: Command) -> Result<(), VcpuThreadError> {
-        let gone = VcpuThreadError::Gone { vcpu: self.id };
-        let Some(commands) = &self.commands else { return Err(gone) };
-        commands.send(command).map_err(|SendError(_)| gone)?;
-        // It fails for a thread that has ended, which gives no answer.
+        let gone = || VcpuThreadError::Gone { vcpu: self.id };
+        let commands = self.commands.as_ref().ok_or_else(gone)?;
+        commands.send(command).map_err(|SendError(_)| gone())?;
         let Some((thread, job)) = self.job.take() else { return Ok(()) };
-        thread.send(job).map_err(|SendError(_)| VcpuThreadError::Gone { vcpu: self.id })
+        thread.send(job).map_err(|SendError(_)| gone())
     }
 
     fn answer(&self) -> Result<Answer, VcpuThreadError> {
