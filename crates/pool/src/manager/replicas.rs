@@ -144,7 +144,7 @@ impl Replicas {
         self.shared.changed.wait_while(&mut state, at_work);
     }
 
-    /// Calls `allocate`. While the pool is full, frees all unused replicas and calls it again. A
+    /// Calls `allocate`. While the pool or the host's memory is full, frees all unused replicas and calls it again. A
     /// process that is just ending may still map what it released, or the manager may not have
     /// seen its end yet, so it looks again for a moment.
     pub(super) fn with_room<T, E: IsFull>(
@@ -331,14 +331,14 @@ fn is_full<T, E: IsFull>(result: &Result<T, E>) -> bool {
     result.as_ref().is_err_and(IsFull::is_full)
 }
 
-/// Whether an error means that the pool is full.
+/// Whether an error means that the pool, or the host's memory, is full.
 pub(super) trait IsFull {
     fn is_full(&self) -> bool;
 }
 
 impl IsFull for AllocateError {
     fn is_full(&self) -> bool {
-        matches!(self, Self::Full { .. })
+        matches!(self, Self::Full { .. } | Self::NoMemory { .. })
     }
 }
 

@@ -384,7 +384,9 @@ fn refuse_allocate(error: AllocateError) -> (Refusal, String) {
     let refusal = match &error {
         AllocateError::Name { .. } | AllocateError::GuestBytes(_) => Refusal::Invalid,
         AllocateError::BeingWritten(_) => Refusal::BeingWritten,
-        AllocateError::TableFull { .. } | AllocateError::Full { .. } => Refusal::Full,
+        AllocateError::TableFull { .. }
+        | AllocateError::Full { .. }
+        | AllocateError::NoMemory { .. } => Refusal::Full,
         AllocateError::Medium(_) => Refusal::Medium,
     };
     (refusal, error_chain(&error))

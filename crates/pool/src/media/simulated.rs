@@ -35,6 +35,8 @@ pub enum Fault {
     NoFlush,
     /// Fences do nothing.
     NoFence,
+    /// No range gets memory of its own.
+    NoMemory,
 }
 
 /// A model of persistent memory. It stores only words that are not zero.
@@ -338,7 +340,10 @@ impl Medium for SimulatedMedium {
     }
 
     fn separate(&self, _: u64, _: u64) -> io::Result<()> {
-        Ok(())
+        match self.fault {
+            Fault::NoMemory => Err(io::ErrorKind::OutOfMemory.into()),
+            _ => Ok(()),
+        }
     }
 
     fn join(&self, _: u64, _: u64) -> io::Result<bool> {

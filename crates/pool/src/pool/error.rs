@@ -230,6 +230,19 @@ pub enum AllocateError {
         /// Free bytes in all pieces together.
         free: u64,
     },
+    /// The host has no memory for a replica's own. The pool goes on.
+    #[error(
+        "the host has no memory for {bytes} bytes of a replica in {name}: free some, or stop microVMs \
+         that hold replicas"
+    )]
+    NoMemory {
+        /// The medium.
+        name: String,
+        /// Size of the replica, bytes.
+        bytes: u64,
+        /// The system's error.
+        source: io::Error,
+    },
     /// The medium fails.
     #[error(transparent)]
     Medium(#[from] MediumFailure),

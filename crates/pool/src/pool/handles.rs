@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::error::{MediumFailure, PublishError};
+use super::error::{AllocateError, PublishError};
 use super::imaging::{Imaging, image};
 use super::inner::Inner;
 use crate::extent::Extent;
@@ -188,11 +188,14 @@ impl Replica {
     }
 
     /// Gives it memory of its own, where the medium can.
-    pub(super) fn separate(&self) -> Result<(), MediumFailure> {
-        let medium = self.inner.medium();
-        medium
-            .separate(self.extent.offset, self.extent.len)
-            .map_err(|source| MediumFailure::Io { name: medium.facts().name.clone(), source })
+    pub(super) fn separate(&self) -> Result<(), AllocateError> {
+        let (medium, Extent { offset, len, .. }) = (self.inner.medium(), self.extent);
+        let name = || medium.facts().name.clone();
+        medium.separate(offset, len).map_err(|source| AllocateError::NoMemory {
+            name: name(),
+            bytes: len,
+            source,
+        })
     }
 
     /// The snapshot of which this is a replica. The replica pins it.

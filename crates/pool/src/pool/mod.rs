@@ -125,7 +125,7 @@ impl Pool {
         let source = self.pin(name)?;
         let granule = self.inner.allocate_replica(source.granule())?;
         let replica = Replica::new(Arc::clone(&self.inner), granule, source);
-        replica.separate().map_err(AllocateError::Medium)?;
+        replica.separate()?;
         Ok(replica)
     }
 

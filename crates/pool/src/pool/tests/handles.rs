@@ -1,9 +1,12 @@
 //! Guarantees of handles while they exist.
 
-use super::support::{pool, publish, version};
+use std::sync::Arc;
+
+use super::support::{options, pool, publish, version};
 use crate::layout::GRANULE;
 use crate::media::Medium;
-use crate::{AllocateError, ExtentState, LookupError, ReclaimError, Role};
+use crate::simulated::{Fault, SimulatedMedium};
+use crate::{AllocateError, ExtentState, LookupError, Pool, ReclaimError, ReplicaError, Role};
 
 #[test]
 fn pinned_generation_survives_an_update() {
@@ -95,6 +98,20 @@ fn replica_has_its_own_extent_and_pins_its_snapshot() {
     assert_eq!(listed.source, Some(source.generation));
     drop(replica);
     assert_eq!(pool.list().extents.len(), 1);
+}
+
+#[test]
+fn a_replica_without_memory_of_its_own_leaves_the_pool_as_it_was() {
+    let medium = SimulatedMedium::faulty(14 * GRANULE, Fault::NoMemory);
+    let pool = Pool::create(Arc::new(medium), &options()).unwrap();
+    publish(&pool, "name", 1);
+    let error = pool.replica("name").unwrap_err();
+    let is_expected = |error: &_| {
+        matches!(error, ReplicaError::Allocate(AllocateError::NoMemory { bytes: GRANULE, .. }))
+    };
+    assert!(is_expected(&error), "{error}");
+    assert_eq!(pool.list().extents.len(), 1);
+    publish(&pool, "name", 2);
 }
 
 #[test]
