@@ -32,7 +32,8 @@ fn a_pool_of_huge_pages_needs_no_further_huge_pages() {
     world.firn(player).arg(&socket).run().ok();
     // Each player checks every byte of its memory. Its writes are copied into memory that is not
     // reserved.
-    for planner in ["pass_shared", "firn", "firn", "firn", "pass"] {
+    let fine = "firn:granule=16k";
+    for planner in ["pass_shared", "firn", "firn", "firn", fine, fine, fine, "pass"] {
         let thaw = ["thaw", "--json", "--planner", planner, "--pool"];
         let report: Value = world.firn(thaw).arg(&socket).arg("player").run().json();
         let own =

@@ -170,18 +170,40 @@ fn runs_change_nothing_without_learning() {
     assert!(predicted(RULE, "firn:read=0")[2] > 0);
 }
 
+/// Without private mappings a pager fills the rest of a chunk with runs from the sealed extent.
 #[test]
-fn runs_of_pages_are_refused_where_there_are_no_private_mappings() {
+fn players_write_to_runs_of_pages_without_private_mappings() {
+    let rule = Rule { granule: Granule::Size16K, ..RULE };
     let dir = tempfile::tempdir().unwrap();
     let Some(_manager) = manager(&dir, 300 << 20, Some(Huge::Size2M)) else { return };
     let socket = dir.path().join("pool.sock");
     let destination = Destination::Pool { socket: socket.clone(), name: "player".into() };
     let inputs = PlayerInputs::new(vec![load("json-a").unwrap()]).unwrap();
-    let options = PlayerOptions { leaves: Leaves::All2M, ..PlayerOptions::default() };
-    freeze(&inputs, &options, KVM_DEVICE.as_ref(), destination, false).unwrap();
-    let error = run(&pooled(&socket), "firn:read=0,granule=16k").unwrap_err();
-    assert!(format!("{error:?}").contains("this medium has none"), "{error:?}");
-    run(&pooled(&socket), "firn:read=0,granule=auto").unwrap();
+    freeze(&inputs, &PlayerOptions::default(), KVM_DEVICE.as_ref(), destination, false).unwrap();
+    let mut client = Client::connect(&socket).unwrap();
+    let mut whole = 0;
+    // Each run checks all its memory. The written pages are learnt from two runs.
+    for number in 0..4 {
+        let (snapshot, mut grant) = open_pooled(&socket, "player", Verify::Once).unwrap();
+        request_copy(&snapshot, &mut grant, rule).unwrap();
+        let mut source = Source::new(snapshot, Some(grant));
+        let report = run(&source, "firn:read=0,granule=16k").unwrap();
+        let (counters, writes) = (report.counters, report.writes.unwrap());
+        let own = counters.private_bytes + counters.copy_bytes;
+        if number < 2 {
+            assert_eq!((writes.predicted, counters.copy_bytes), (0, 0), "{writes:?}");
+            assert!(counters.chunk_copies.chunks > 10 && counters.pager.is_none(), "{counters:?}");
+            whole = own;
+        } else if writes.no_copy.is_none() {
+            assert_eq!(writes.missed, 0, "{writes:?}");
+            let pager = counters.pager.unwrap();
+            assert!(pager.faults > 0 && pager.copied_bytes >= 16 << 10, "{pager:?}");
+            assert!(own < whole / 2, "{own} of {whole} bytes");
+        }
+        assert_eq!(source.learn(Some(&writes)), None);
+        drop(source);
+        client.settle().unwrap();
+    }
 }
 
 #[test]

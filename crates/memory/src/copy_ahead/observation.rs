@@ -5,14 +5,14 @@ use std::ops::Range;
 
 use firn_base::num::usize_of;
 use firn_base::{PAGE_SIZE, PageRange};
-use firn_snapshot::{Copies, Grant, NoCopy, PageSet, ReadAt, Snapshot};
+use firn_snapshot::{CHUNK_PAGES, Copies, Grant, NoCopy, PageSet, ReadAt, Snapshot};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::Rule;
 use crate::guest_memory::GuestMemory;
-use crate::plan::{Plan, Source};
+use crate::plan::{Plan, Sharing, Source};
 
 /// Bytes that are compared at once.
 const PIECE: usize = 64 << 10;
@@ -45,7 +45,8 @@ pub struct ObserveError(#[from] io::Error);
 
 /// Finds out which granules a guest has written. A granule of the extent counts when as many of its
 /// pages were copied on write as the rule requires; a granule of a copy counts when it differs from
-/// the extent. The guest may run: a concurrent write may or may not count. Returns `None` for a
+/// the extent. Where the monitor copies whole chunks and fills pages that are only read, a page
+/// that a finer rule counts has to differ, too. The guest may run: a concurrent write may or may not count. Returns `None` for a
 /// grant for which no copy was requested.
 ///
 /// # Errors
@@ -73,11 +74,25 @@ fn observe_extent(
     let pages = plan.layout.pages();
     let unit = rule.granule.pages();
     let granule = |page: u64| page / unit * unit..((page / unit + 1) * unit).min(pages);
+    let mut buffers = [vec![0; PIECE], vec![0; PIECE]];
+    let mut private = memory.private_pages()?;
+    if plan.extent_sharing() == Some(Sharing::Shared) && unit < CHUNK_PAGES {
+        let mut changed = PageSet::new(pages);
+        for region in plan.layout.regions() {
+            for page in private.ranges_in(region.image_pages()).flatten() {
+                let image_offset = page * PAGE_SIZE;
+                let guest = region.guest_addr + (image_offset - region.image_offset);
+                if differs(memory, guest, image, image_offset, PAGE_SIZE, &mut buffers)? {
+                    changed.insert(page);
+                }
+            }
+        }
+        private = changed;
+    }
     let mut written = PageSet::new(pages);
-    for number in rule.written_granules(&memory.private_pages()?.to_ranges()) {
+    for number in rule.written_granules(&private.to_ranges()) {
         written.insert_range(granule(number * unit));
     }
-    let mut buffers = [vec![0; PIECE], vec![0; PIECE]];
     for segment in &plan.segments {
         let (Source::Copy { .. }, Some(offset)) =
             (segment.source, plan.layout.image_offset(segment.guest.start))

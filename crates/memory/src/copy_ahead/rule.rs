@@ -87,8 +87,9 @@ impl Rule {
         Self { read: if nested { 0 } else { self.read }, ..self }
     }
 
-    /// The rule on a medium with private mappings, or without them: there, only whole chunks can be
-    /// replaced by copies.
+    /// The rule on a medium with private mappings, or without them: there, a page that was not
+    /// expected in a chunk with runs costs a fault that the monitor serves, so whole chunks are
+    /// copied unless the planner's options say otherwise.
     pub(super) fn for_medium(self, private: bool) -> Self {
         match self.granule {
             Granule::Auto if !private => Self { granule: Granule::Size2M, ..self },

@@ -144,11 +144,17 @@ pub fn execute_in(
             source: e.into(),
         })?;
     }
+    let extent_sharing = plan.extent_sharing();
     // Only this VM maps the copy, as with anonymous memory: it is written without a further copy.
-    let own = |s: &&Segment| matches!(s.source, Source::Zero | Source::Copy { .. });
+    // So is what a pager fills beside an extent; elsewhere such memory stands for the image.
+    let own = |s: &&Segment| match s.source {
+        Source::Zero | Source::Copy { .. } => true,
+        Source::Pager { .. } => extent_sharing.is_some(),
+        _ => false,
+    };
     let own = plan.segments.iter().filter(own);
     let own = own.map(|s| s.guest.start..s.guest.end()).collect();
-    let backing = match plan.extent_sharing() {
+    let backing = match extent_sharing {
         Some(Sharing::Shared) => Backing::Sealed,
         Some(Sharing::PrivateCow) => Backing::Extent,
         Some(Sharing::Exclusive) => Backing::Replica,

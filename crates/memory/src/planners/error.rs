@@ -56,15 +56,6 @@ pub enum PlannerError {
         /// The planner, with its options.
         planner: String,
     },
-    /// It maps runs of pages over the extent, but the medium has no private mappings.
-    #[error(
-        "{planner} maps copies finer than 2 MiB over private mappings, and this medium has none; use granule=auto or \
-         granule=2m"
-    )]
-    NoPrivateMappings {
-        /// The planner, with its options.
-        planner: String,
-    },
     /// It writes to the extent, which is not a replica.
     #[error(
         "{planner} requires a replica, but the pool granted the sealed extent; request a replica from the pool"

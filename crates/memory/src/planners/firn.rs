@@ -6,6 +6,8 @@
 //! the start, over the pages that are expected to be written ([`copy_ahead`](crate::copy_ahead)):
 //! over whole chunks in leaves of 2 MiB, over runs of pages in leaves of 4 KiB. A chunk with such
 //! runs is otherwise mapped from the extent, so the kernel copies pages that were not expected.
+//! Where it cannot, because the medium has no private mappings, the rest of such a chunk is memory
+//! of this VM that a pager fills from the extent, 64 KiB at a time.
 //!
 //! Without a copy (none was ready, or the arena is full) the kernel copies written pages one by
 //! one, as with `pass_shared`. Expected chunks that are all zero are then anonymous memory in pages
@@ -18,7 +20,8 @@ use firn_snapshot::{CHUNK_PAGES, Copies, ImageRegion, PageSet};
 use super::pass::segments;
 use super::pass_shared::sharing;
 use super::{ExtentFacts, PlanInput, Planner, PlannerError, Store, check_mappings};
-use crate::copy_ahead::{Granule, Rule};
+use crate::copy_ahead::Rule;
+use crate::pager::PagerPolicy;
 use crate::plan::{
     Advice, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source, Step, When, Work,
 };
@@ -48,10 +51,6 @@ impl Planner for Firn {
     }
 
     fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {
-        let may_be_whole = matches!(self.rule.granule, Granule::Size2M | Granule::Auto);
-        if !may_be_whole && input.image.extent.is_some_and(|extent| !extent.private) {
-            return Err(PlannerError::NoPrivateMappings { planner: self.name() });
-        }
         plan(self.name(), input, input.copies)
     }
 }
@@ -70,6 +69,8 @@ fn chunk_start(address: u64) -> u64 {
 }
 
 const CHUNK: u64 = Leaf::Size2M.bytes();
+/// Pages that a fault of the pager fills: 64 KiB.
+const PAGER_GRANULE: u64 = 16;
 
 pub(crate) fn plan(
     planner: String,
@@ -92,13 +93,89 @@ pub(crate) fn plan(
     let only_copy = copies.is_some_and(has_what_is_read);
     for region in input.layout.regions() {
         let own = copies.map(|copies| private_parts(region, extent, copies, input.zero_map));
-        let own = own.unwrap_or_default();
-        add_region(&mut plan, region, extent, sharing, &own);
+        let mut own = own.unwrap_or_default();
+        let apart = apart(&own);
+        let cut = apart.iter().filter_map(|apart| match apart {
+            Apart::Cut(chunks) if !extent.private => Some(*chunks),
+            _ => None,
+        });
+        let paged: Vec<GuestRange> = cut.collect();
+        own = with_pager(own, &paged, region);
+        add_region(&mut plan, region, extent, sharing, (&own, &paged));
         let guest = GuestRange { start: region.guest_addr, len: region.len };
-        add_index(&mut plan, guest, &own, only_copy);
+        add_index(&mut plan, guest, &apart, only_copy);
+    }
+    if plan.segments.iter().any(|segment| matches!(segment.source, Source::Pager { .. })) {
+        if !input.host.userfaultfd {
+            return Err(PlannerError::NoUserfaultfd { planner: plan.planner });
+        }
+        plan.pager = PagerPolicy::with_granule(PAGER_GRANULE).map(|policy| policy.to_string());
     }
     check_mappings(&plan, input.host)?;
     Ok(plan)
+}
+
+/// A range of guest memory that is not indexed as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Apart {
+    /// Anonymous memory.
+    Zeros(GuestRange),
+    /// Neighbouring chunks of which only runs are copied.
+    Cut(GuestRange),
+}
+
+/// Those ranges, ascending.
+fn apart(own: &[PrivatePart]) -> Vec<Apart> {
+    let mut apart: Vec<Apart> = Vec::new();
+    for part in own {
+        let start = chunk_start(part.guest.start);
+        let end = part.guest.end().next_multiple_of(CHUNK);
+        let guest = GuestRange { start, len: end - start };
+        match (part.source, part.leaf, apart.last_mut()) {
+            (Source::Zero, _, Some(Apart::Zeros(last))) if start <= last.end() => {
+                last.len = end.max(last.end()) - last.start;
+            }
+            (Source::Zero, _, _) => apart.push(Apart::Zeros(guest)),
+            (_, Leaf::Size4K, Some(Apart::Cut(last))) if start <= last.end() => {
+                last.len = end.max(last.end()) - last.start;
+            }
+            (_, Leaf::Size4K, _) => apart.push(Apart::Cut(guest)),
+            _ => {}
+        }
+    }
+    apart
+}
+
+/// The private parts with those between them in these chunks, which a pager serves.
+fn with_pager(
+    own: Vec<PrivatePart>,
+    paged: &[GuestRange],
+    region: ImageRegion,
+) -> Vec<PrivatePart> {
+    let between = |from: u64, to: u64| {
+        let (source, leaf) = (pager_source(region, from), Leaf::Size4K);
+        let guest = GuestRange { start: from, len: to.saturating_sub(from) };
+        (from < to).then_some(PrivatePart { guest, source, leaf })
+    };
+    let mut all = Vec::with_capacity(2 * own.len());
+    let mut own = own.into_iter().peekable();
+    for chunks in paged {
+        all.extend(std::iter::from_fn(|| own.next_if(|part| part.guest.start < chunks.start)));
+        let mut at = chunks.start;
+        while let Some(part) = own.next_if(|part| part.guest.start < chunks.end()) {
+            all.extend(between(at, part.guest.start));
+            at = part.guest.end();
+            all.push(part);
+        }
+        all.extend(between(at, chunks.end()));
+    }
+    all.extend(own);
+    all
+}
+
+/// The pager's pages from an address of a region on.
+fn pager_source(region: ImageRegion, guest: u64) -> Source {
+    Source::Pager { offset: region.image_offset + (guest - region.guest_addr) }
 }
 
 /// The parts of a region that only this VM maps, ascending: those in the copy, and expected chunks
@@ -162,19 +239,25 @@ fn private_parts(
     own
 }
 
-/// Maps a region from the extent and the private parts over it.
+/// Maps a region from the extent, and over it chunks that a pager serves and the private parts.
 fn add_region(
     plan: &mut Plan,
     region: ImageRegion,
     extent: ExtentFacts,
     sharing: Sharing,
-    own: &[PrivatePart],
+    (own, paged): (&[PrivatePart], &[GuestRange]),
 ) {
     let start = region.guest_addr;
     let integrity = if extent.checked { Integrity::CheckedAtSeal } else { Integrity::Unchecked };
     let guest = GuestRange { start, len: region.len };
     let source = Source::Extent { offset: extent.offset + region.image_offset };
     plan.layers.push(Layer { guest, source, sharing, advice: Advice::Normal });
+    plan.layers.extend(paged.iter().map(|guest| Layer {
+        guest: *guest,
+        source: pager_source(region, guest.start),
+        sharing: Sharing::Exclusive,
+        advice: Advice::Normal,
+    }));
     let mut at = start;
     let shared = |from: u64, to: u64| {
         // Chunks that are cut are mapped in small leaves, and those between them are not.
@@ -192,10 +275,13 @@ fn add_region(
         let sharing = Sharing::Exclusive;
         let (integrity, advice) = match source {
             Source::Zero => (Integrity::CheckedOnFill, Advice::Huge),
+            Source::Pager { .. } => (Integrity::CheckedOnFill, Advice::Normal),
             _ => (integrity, Advice::Normal),
         };
         plan.segments.push(Segment { guest, source, sharing, leaf, integrity });
-        plan.layers.push(Layer { guest, source, sharing, advice });
+        if !matches!(source, Source::Pager { .. }) {
+            plan.layers.push(Layer { guest, source, sharing, advice });
+        }
         at = guest.end();
     }
     plan.segments.extend(shared(at, start + region.len));
@@ -211,39 +297,26 @@ fn has_what_is_read(copies: &Copies) -> bool {
 /// Indexes a region, except for anonymous memory, which has no pages yet. Of chunks with runs of a
 /// copy it indexes these runs alone: their other pages are not expected to be touched, and have an
 /// entry each. With `only_copy` it indexes nothing but the copy.
-fn add_index(plan: &mut Plan, region: GuestRange, own: &[PrivatePart], only_copy: bool) {
+fn add_index(plan: &mut Plan, region: GuestRange, apart: &[Apart], only_copy: bool) {
     let step = |work| Step { when: When::BeforeResume, work };
     if only_copy {
         plan.schedule.push(step(Work::IndexCopy { guest: region }));
         return;
-    }
-    // Zeros, or neighbouring chunks with runs of a copy.
-    let mut apart: Vec<(GuestRange, bool)> = Vec::new();
-    for part in own {
-        let is_zero = part.source == Source::Zero;
-        if !is_zero && part.leaf == Leaf::Size2M {
-            continue;
-        }
-        let start = chunk_start(part.guest.start);
-        let end = part.guest.end().next_multiple_of(CHUNK).min(region.end());
-        match apart.last_mut() {
-            Some((last, zero)) if *zero == is_zero && start <= last.end() => {
-                last.len = end.max(last.end()) - last.start;
-            }
-            _ => apart.push((GuestRange { start, len: end - start }, is_zero)),
-        }
     }
     let index = |from: u64, to: u64| {
         let guest = GuestRange { start: from, len: to - from };
         (to > from).then(|| step(Work::Index { guest }))
     };
     let mut at = region.start;
-    for (guest, is_zero) in apart {
+    for apart in apart {
+        let (Apart::Zeros(guest) | Apart::Cut(guest)) = *apart;
         plan.schedule.extend(index(at, guest.start));
-        if !is_zero {
+        let end = guest.end().min(region.end());
+        if let Apart::Cut(_) = apart {
+            let guest = GuestRange { len: end - guest.start, ..guest };
             plan.schedule.push(step(Work::IndexCopy { guest }));
         }
-        at = guest.end();
+        at = end;
     }
     plan.schedule.extend(index(at, region.end()));
 }

@@ -6,6 +6,7 @@ use proptest::sample::select;
 
 use super::*;
 use crate::HostFacts;
+use crate::copy_ahead::Granule;
 use crate::plan::PlanError;
 use crate::planners::{ImageFacts, parse};
 
@@ -217,24 +218,33 @@ fn runs_of_pages_lie_over_the_extent_and_are_indexed_alone_in_their_chunks() {
 }
 
 #[test]
-fn granules_need_private_mappings_and_auto_does_not() {
+fn without_private_mappings_a_pager_serves_what_is_between_runs_of_pages() {
     let device = ExtentFacts { private: false, ..EXTENT };
     let layout = MemoryLayout::for_size(16 * MIB).unwrap();
-    let input = PlanInput {
-        layout: &layout,
-        image: ImageFacts::in_pool(layout.total_bytes(), device),
-        zero_map: &PageSet::new(layout.pages()),
-        profile: None,
-        snapshot: None,
-        copies: None,
-        host: &HostFacts::read().unwrap(),
-    };
-    for (granule, refused) in
-        [("4k", true), ("16k", true), ("64k", true), ("2m", false), ("auto", false)]
-    {
-        let plan = parse(&format!("firn:granule={granule}")).unwrap().plan(&input);
-        assert_eq!(matches!(plan, Err(PlannerError::NoPrivateMappings { .. })), refused);
+    let copies = copies_of(&[(520, 4), (1000, 100), (2048, 512), (3000, 8)]);
+    let plan = plan_of(&layout, device, &[], Some(&copies)).unwrap();
+    assert_eq!(plan.validate(), Ok(()));
+    assert_eq!(plan.pager.as_deref(), Some("granule=16"));
+    let page = |page: u64| page * 4096;
+    let is = |at: u64| source_at(&plan, page(at));
+    for at in [512, 519, 524, 999, 1100, 1535, 2560, 3008, 3071] {
+        assert_eq!(is(at), (Source::Pager { offset: page(at) }, Sharing::Exclusive), "{at}");
     }
+    for at in [0, 511, 1536, 2047, 3072] {
+        let extent = Source::Extent { offset: EXTENT.offset + page(at) };
+        assert_eq!(is(at), (extent, Sharing::Shared), "{at}");
+    }
+    assert_eq!(is(520).0, Source::Copy { offset: page(512) });
+    // One mapping for the chunks that are cut, and one for each run.
+    assert_eq!(plan.layers.len(), 1 + 2 + 4);
+    let indexed = plan.schedule.iter().filter_map(|step| match step.work {
+        Work::Index { guest } => Some((guest.start, guest.end())),
+        _ => None,
+    });
+    let chunks = [(0, 1), (3, 5), (6, 8)].map(|(from, to)| (from * CHUNK, to * CHUNK));
+    assert_eq!(indexed.collect::<Vec<_>>(), chunks);
+    let whole = plan_of(&layout, device, &[], Some(&copies_of(&[(2048, 512)]))).unwrap();
+    assert_eq!(whole.pager, None);
 }
 
 proptest! {
@@ -288,6 +298,7 @@ proptest! {
         crooked in select(vec![0_u64, 4096]),
         runs in vec((0..8192_u64, 1..1200_u64), 0..20),
         copied in 0..20_usize,
+        private in select(vec![true, false]),
     ) {
         let mut start = 4 * MIB;
         let regions = sizes.iter().map(|chunks| {
@@ -303,14 +314,31 @@ proptest! {
         let expected = set.to_ranges();
         let table = CopyTable::new(expected.iter().copied().take(copied));
         let copies = Copies { expected, table, ..Copies::default() };
-        let plan = plan_of(&layout, EXTENT, &[], Some(&copies)).unwrap();
+        let extent = ExtentFacts { private, ..EXTENT };
+        let Ok(plan) = plan_of(&layout, extent, &[], Some(&copies)) else {
+            // Only on a medium without private mappings, for a guest that is not whole chunks.
+            prop_assert!(!private && crooked > 0);
+            return Ok(());
+        };
         prop_assert_eq!(plan.validate(), Ok(()));
+        let is_in_cut_chunk = |image: u64| {
+            let chunk = image / CHUNK * 512..(image / CHUNK + 1) * 512;
+            chunk.into_iter().any(|page| copies.table.place(page * 4096).is_some())
+        };
         for region in layout.regions() {
             for at in (0..region.len).step_by(4096) {
                 let image = region.image_offset + at;
                 match source_at(&plan, region.guest_addr + at) {
                     (Source::Copy { offset }, Sharing::Exclusive) => {
                         prop_assert_eq!(copies.table.place(image), Some(offset));
+                    }
+                    (Source::Pager { offset }, Sharing::Exclusive) => {
+                        prop_assert!(!private && is_in_cut_chunk(image));
+                        prop_assert_eq!(offset, image);
+                    }
+                    (Source::Extent { offset }, Sharing::Shared) => {
+                        prop_assert!(!private && !is_in_cut_chunk(image));
+                        prop_assert_eq!(offset, EXTENT.offset + image);
                     }
                     (Source::Extent { offset }, Sharing::PrivateCow) => {
                         prop_assert_eq!(offset, EXTENT.offset + image);
