@@ -1,17 +1,22 @@
 // A client of AWS Lambda's Runtime API for functions in JavaScript: CommonJS and ES modules, async
-// and callback handlers. Names, texts and log lines are those of AWS Lambda's runtime for Node.js
+// and callback handlers, and handlers that stream their answer. Names, texts and log lines are those of AWS Lambda's runtime for Node.js
 // 20, whose own client needs a compiler to install.
 import fs from "node:fs";
 import http from "node:http";
 import { createRequire } from "node:module";
 import path from "node:path";
+import { Writable } from "node:stream";
+import { finished } from "node:stream/promises";
 import { pathToFileURL } from "node:url";
 import util from "node:util";
 
 const [host, port] = process.env.AWS_LAMBDA_RUNTIME_API.split(":");
 const agent = new http.Agent({ keepAlive: true, maxSockets: 1 });
 const root = process.env.LAMBDA_TASK_ROOT;
+const streaming = Symbol("streaming");
 let requestId = "undefined";
+// The answer that the invocation streams.
+let streamed;
 // What happens when the event loop is empty.
 let whenIdle = () => {};
 
@@ -22,19 +27,26 @@ class RuntimeError extends Error {
   }
 }
 
-function call(method, name, body, headers = {}) {
-  return new Promise((resolve, reject) => {
-    const length = body === undefined ? {} : { "Content-Length": Buffer.byteLength(body) };
-    const options = { agent, host, port, method, headers: { ...headers, ...length } };
-    const request = http.request({ ...options, path: `/2018-06-01/runtime/${name}` }, (response) => {
+// A request whose body is yet to come, and its response.
+function begin(method, name, headers) {
+  const request = http.request({ agent, host, port, method, headers, path: `/2018-06-01/runtime/${name}` });
+  const response = new Promise((resolve, reject) => {
+    request.on("response", (response) => {
       const parts = [];
       response.on("data", (part) => parts.push(part));
       response.on("end", () => resolve({ headers: response.headers, text: Buffer.concat(parts).toString() }));
       response.on("error", reject);
     });
     request.on("error", reject);
-    request.end(body);
   });
+  return { request, response };
+}
+
+function call(method, name, body, headers = {}) {
+  const length = body === undefined ? {} : { "Content-Length": Buffer.byteLength(body) };
+  const { request, response } = begin(method, name, { ...headers, ...length });
+  request.end(body);
+  return response;
 }
 
 // console.log and its siblings write one line each: time, request, level, message.
@@ -72,11 +84,87 @@ function logError(what, error) {
   line("ERROR", `${what} \t${text}`);
 }
 
+const kindOf = ({ errorType }) => ({ "Lambda-Runtime-Function-Error-Type": encodeURIComponent(errorType) });
+
 function post(name, error) {
   const document = describe(error);
-  const kind = { "Lambda-Runtime-Function-Error-Type": encodeURIComponent(document.errorType) };
-  return call("POST", name, JSON.stringify(document), { "Content-Type": "application/json", ...kind });
+  return call("POST", name, JSON.stringify(document), { "Content-Type": "application/json", ...kindOf(document) });
 }
+
+// An answer that is sent as it is written. The request begins with its first bytes, or its end.
+class ResponseStream extends Writable {
+  #type = "application/octet-stream";
+  #prelude;
+  #answer;
+
+  setContentType(type) {
+    if (this.#answer) {
+      throw new RuntimeError("Runtime.InvalidStreamingOperation", "Cannot set content-type, too late.");
+    }
+    this.#type = type;
+  }
+
+  // A JSON document before the first bytes, and what separates it from them.
+  setPrelude(document) {
+    this.setContentType("application/vnd.awslambda.http-integration-response");
+    this.#prelude = Buffer.concat([Buffer.from(JSON.stringify(document)), Buffer.alloc(8)]);
+  }
+
+  #begin() {
+    if (!this.#answer) {
+      this.#answer = begin("POST", `invocation/${requestId}/response`, {
+        "Content-Type": this.#type,
+        "Lambda-Runtime-Function-Response-Mode": "streaming",
+        "Transfer-Encoding": "chunked",
+        Trailer: "Lambda-Runtime-Function-Error-Type, Lambda-Runtime-Function-Error-Body",
+      });
+      // Also when nothing waits for it.
+      this.#answer.response.catch((error) => this.destroy(error));
+      if (this.#prelude) {
+        this.#answer.request.write(this.#prelude);
+      }
+    }
+    return this.#answer;
+  }
+
+  _write(bytes, _encoding, done) {
+    this.#begin().request.write(bytes, done);
+  }
+
+  _final(done) {
+    const { request, response } = this.#begin();
+    request.end();
+    response.then(() => done(), done);
+  }
+
+  // Reports an error: after bytes of the answer, in its trailers.
+  fail(error) {
+    this.destroy();
+    if (!this.#answer) {
+      return post(`invocation/${requestId}/error`, error);
+    }
+    const { request, response } = this.#answer;
+    const document = describe(error);
+    const body = Buffer.from(JSON.stringify(document)).toString("base64");
+    request.addTrailers({ ...kindOf(document), "Lambda-Runtime-Function-Error-Body": body });
+    request.end();
+    return response;
+  }
+}
+
+// What functions find as AWS Lambda's global.
+globalThis.awslambda = {
+  streamifyResponse(handler, options) {
+    handler[streaming] = { highWaterMark: options?.highWaterMark ?? 64 << 10 };
+    return handler;
+  },
+  HttpResponseStream: class HttpResponseStream {
+    static from(stream, prelude) {
+      stream.setPrelude(prelude);
+      return stream;
+    }
+  },
+};
 
 // The file of a module that the handler names, with the ways to load it that AWS Lambda tries.
 async function load(module) {
@@ -146,6 +234,23 @@ async function findHandler(name) {
 
 const parsed = (text) => (text ? JSON.parse(text) : undefined);
 
+// The part of a context that all handlers get.
+function describeInvocation(headers) {
+  const deadline = Number(headers["lambda-runtime-deadline-ms"]);
+  return {
+    functionName: process.env.AWS_LAMBDA_FUNCTION_NAME,
+    functionVersion: process.env.AWS_LAMBDA_FUNCTION_VERSION,
+    memoryLimitInMB: process.env.AWS_LAMBDA_FUNCTION_MEMORY_SIZE,
+    logGroupName: process.env.AWS_LAMBDA_LOG_GROUP_NAME,
+    logStreamName: process.env.AWS_LAMBDA_LOG_STREAM_NAME,
+    clientContext: parsed(headers["lambda-runtime-client-context"]),
+    identity: parsed(headers["lambda-runtime-cognito-identity"]),
+    invokedFunctionArn: headers["lambda-runtime-invoked-function-arn"],
+    awsRequestId: requestId,
+    getRemainingTimeInMillis: () => deadline - Date.now(),
+  };
+}
+
 // Calls the handler and returns its answer. That of a callback waits until the event loop is empty,
 // unless the context says otherwise.
 function answer(handler, event, headers) {
@@ -160,7 +265,6 @@ function answer(handler, event, headers) {
         done(error, value);
       }
     };
-    const deadline = Number(headers["lambda-runtime-deadline-ms"]);
     const context = {
       get callbackWaitsForEmptyEventLoop() {
         return waits;
@@ -171,37 +275,54 @@ function answer(handler, event, headers) {
       done,
       succeed: resolve,
       fail: (error) => reject(error ?? "handled"),
-      functionName: process.env.AWS_LAMBDA_FUNCTION_NAME,
-      functionVersion: process.env.AWS_LAMBDA_FUNCTION_VERSION,
-      memoryLimitInMB: process.env.AWS_LAMBDA_FUNCTION_MEMORY_SIZE,
-      logGroupName: process.env.AWS_LAMBDA_LOG_GROUP_NAME,
-      logStreamName: process.env.AWS_LAMBDA_LOG_STREAM_NAME,
-      clientContext: parsed(headers["lambda-runtime-client-context"]),
-      identity: parsed(headers["lambda-runtime-cognito-identity"]),
-      invokedFunctionArn: headers["lambda-runtime-invoked-function-arn"],
-      awsRequestId: requestId,
-      getRemainingTimeInMillis: () => deadline - Date.now(),
+      ...describeInvocation(headers),
     };
     const returned = handler(event, context, callback);
-    const isPromise = typeof returned?.then === "function";
-    whenIdle = () => {
-      if (!isPromise) {
-        return resolve(called);
-      }
-      const text =
-        "The Lambda runtime client detected an unexpected Node.js exit code. This is most commonly caused by a Promise that was never settled. For more information, see https://nodejs.org/docs/latest/api/process.html#exit-codes";
-      end("Runtime.NodeJsExit", new RuntimeError("Runtime.NodeJsExit", text), 13);
-    };
-    if (isPromise) {
+    if (isPromise(returned)) {
+      whenIdle = neverSettled;
       returned.then(resolve, reject);
+    } else {
+      whenIdle = () => resolve(called);
     }
   });
 }
 
+// Calls a handler that streams its answer, and waits for the end of both.
+async function stream(handler, event, headers) {
+  streamed = new ResponseStream(handler[streaming]);
+  const sent = finished(streamed);
+  // A handler that fails may have caused it.
+  sent.catch(() => {});
+  const returned = handler(event, streamed, describeInvocation(headers));
+  if (!isPromise(returned)) {
+    throw new Error("Streaming does not support non-async handlers.");
+  }
+  whenIdle = neverSettled;
+  if ((await returned) !== undefined) {
+    console.warn("Streaming handlers ignore return values.");
+  }
+  await sent;
+}
+
+const isPromise = (value) => typeof value?.then === "function";
+
+function neverSettled() {
+  const text =
+    "The Lambda runtime client detected an unexpected Node.js exit code. This is most commonly caused by a Promise that was never settled. For more information, see https://nodejs.org/docs/latest/api/process.html#exit-codes";
+  end("Runtime.NodeJsExit", new RuntimeError("Runtime.NodeJsExit", text), 13);
+}
+
+// Reports an error of the invocation, or of the initialisation before the first.
+function report(error) {
+  if (streamed) {
+    return streamed.fail(error);
+  }
+  return post(requestId === "undefined" ? "init/error" : `invocation/${requestId}/error`, error);
+}
+
 async function end(what, error, code) {
   logError(what, error);
-  const name = requestId === "undefined" ? "init/error" : `invocation/${requestId}/error`;
-  await post(name, error).catch(() => {});
+  await report(error).catch(() => {});
   process.exit(code);
 }
 
@@ -231,12 +352,17 @@ async function serve(handler) {
     const next = await call("GET", "invocation/next");
     requestId = next.headers["lambda-runtime-aws-request-id"];
     process.env._X_AMZN_TRACE_ID = next.headers["lambda-runtime-trace-id"] ?? "";
+    streamed = undefined;
     try {
-      const body = serialise(await answer(handler, JSON.parse(next.text), next.headers));
-      await call("POST", `invocation/${requestId}/response`, body, { "Content-Type": "application/json" });
+      if (handler[streaming]) {
+        await stream(handler, JSON.parse(next.text), next.headers);
+      } else {
+        const body = serialise(await answer(handler, JSON.parse(next.text), next.headers));
+        await call("POST", `invocation/${requestId}/response`, body, { "Content-Type": "application/json" });
+      }
     } catch (error) {
       logError("Invoke Error", error);
-      await post(`invocation/${requestId}/error`, error);
+      await report(error);
     }
   }
 }

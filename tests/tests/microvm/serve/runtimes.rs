@@ -7,6 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use firn_tests::{Daemon, Reply, World, zip_of_files};
 use serde_json::{Value, json};
 
+use super::thaws::{function_url, text};
 use crate::secrets::made;
 
 /// Draws random values, and returns what its hooks saw.
@@ -66,6 +67,17 @@ exports.nested = {
     setTimeout(() => callback(null, answer), 1);
   },
 };
+"#;
+
+/// An ES module whose handler streams its answer.
+const STREAMED: &str = r#"
+export const handler = awslambda.streamifyResponse(async (event, stream) => {
+  const answer = awslambda.HttpResponseStream.from(stream, { statusCode: 201, headers: { "x-own": "1" } });
+  answer.write("first ");
+  if (event.fail) throw new RangeError("it is asked to");
+  answer.write("second");
+  answer.end();
+});
 "#;
 
 /// Publishes a layer of one file, and returns its version's ARN.
@@ -199,6 +211,33 @@ fn nodejs_20_serves_modules_and_callbacks() {
         assert_eq!(failed.body["errorType"], "RangeError", "{failed:?}");
         assert_eq!(failed.body["trace"][0], "RangeError: it is asked to", "{failed:?}");
         answer(&daemon, name, "warm");
+    }
+    daemon.end();
+}
+
+#[test]
+#[ignore = "long: make test-full"]
+fn nodejs_20_streams_answers() {
+    let world = World::default();
+    let daemon = Daemon::start(&world, &["--standby", "0"]);
+    let function = json!({
+        "Runtime": "nodejs20.x", "Handler": "own.handler", "Publish": false,
+        "SnapStart": { "ApplyOn": "None" },
+    });
+    assert_eq!(daemon.create("own", "own.mjs", STREAMED, &function).status, 201);
+    let url = function_url(&daemon, "own", None);
+    let page = text(daemon.send("GET", &url, ""));
+    let (head, body) = page.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 201") && head.contains("\r\nx-own: 1"), "{page}");
+    assert!(body.contains("first ") && body.contains("second"), "{page}");
+
+    let path = "/2021-11-15/functions/own/response-streaming-invocations";
+    for _ in 0..2 {
+        let failed = text(daemon.send("POST", path, r#"{"fail":true}"#));
+        assert!(failed.contains("first ") && !failed.contains("second"), "{failed}");
+        for part in ["InvokeComplete", r#""ErrorCode":"RangeError""#, "it is asked to"] {
+            assert!(failed.contains(part), "{part}: {failed}");
+        }
     }
     daemon.end();
 }

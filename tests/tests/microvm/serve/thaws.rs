@@ -109,23 +109,11 @@ fn answers_stream(daemon: &Daemon, process: i32) {
     let invoked = daemon.invoke("own:1", &json!({ "stream": "whole" }));
     assert_eq!((invoked.status, &invoked.body), (200, &whole), "{invoked:?}");
 
-    let one = "/2015-03-31/functions/own";
     let alias = json!({ "Name": "live", "FunctionVersion": "1" });
-    let permission = json!({
-        "StatementId": "all", "Action": "lambda:InvokeFunctionUrl", "Principal": "*",
-        "FunctionUrlAuthType": "NONE",
-    });
-    let config = json!({ "AuthType": "NONE", "InvokeMode": "RESPONSE_STREAM" });
-    let asked = [
-        (format!("{one}/aliases"), alias),
-        (format!("{one}/policy?Qualifier=live"), permission),
-        ("/2021-10-31/functions/own/url?Qualifier=live".to_owned(), config),
-    ]
-    .map(|(path, body)| daemon.ask("POST", &path, &body));
-    assert!(asked.iter().all(|reply| reply.status == 201), "{asked:?}");
-    let url = asked[2].body["FunctionUrl"].as_str().unwrap();
-    let target = format!("{url}page");
-    let page = text(daemon.send("GET", &target, ""));
+    let alias = daemon.ask("POST", "/2015-03-31/functions/own/aliases", &alias);
+    assert_eq!(alias.status, 201, "{alias:?}");
+    let url = function_url(daemon, "own", Some("live"));
+    let page = text(daemon.send("GET", &format!("{url}page"), ""));
     let (head, body) = page.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 201") && head.contains("\r\nx-own: 1"), "{page}");
     assert_eq!(body, "B\r\n{\"first\":1,\r\nB\r\n\"second\":2}\r\n0\r\n\r\n", "{page}");
@@ -146,8 +134,26 @@ fn answers_stream(daemon: &Daemon, process: i32) {
     assert!(!rest.contains("second"), "{rest}");
 }
 
+/// Gives a function, or its alias, a URL that everyone may use and that streams.
+#[track_caller]
+pub(super) fn function_url(daemon: &Daemon, function: &str, alias: Option<&str>) -> String {
+    let qualifier = alias.map(|alias| format!("?Qualifier={alias}")).unwrap_or_default();
+    let permission = json!({
+        "StatementId": "all", "Action": "lambda:InvokeFunctionUrl", "Principal": "*",
+        "FunctionUrlAuthType": "NONE",
+    });
+    let config = json!({ "AuthType": "NONE", "InvokeMode": "RESPONSE_STREAM" });
+    let asked = [
+        (format!("/2015-03-31/functions/{function}/policy{qualifier}"), permission),
+        (format!("/2021-10-31/functions/{function}/url{qualifier}"), config),
+    ]
+    .map(|(path, body)| daemon.ask("POST", &path, &body));
+    assert!(asked.iter().all(|reply| reply.status == 201), "{asked:?}");
+    asked[1].body["FunctionUrl"].as_str().unwrap().to_owned()
+}
+
 /// The rest of a reply.
-fn text(mut stream: TcpStream) -> String {
+pub(super) fn text(mut stream: TcpStream) -> String {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();
     String::from_utf8_lossy(&bytes).into_owned()
