@@ -123,6 +123,20 @@ impl World {
         pids.filter(has_mark).collect()
     }
 
+    /// Those that run a command of firn, such as `pool`, or its program of that name, such as
+    /// `monitor`.
+    pub fn processes_of(&self, name: &str) -> Vec<i32> {
+        let program = format!("firn-{name}");
+        let runs = |process: &i32| {
+            let words = fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+            let mut words = words.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+            let path = words.next().unwrap_or_default();
+            Path::new(&*path).file_name().is_some_and(|file| *file == *program)
+                || words.next().is_some_and(|command| command == name)
+        };
+        self.processes().into_iter().filter(runs).collect()
+    }
+
     /// Files, sockets and processes of firn outside the folder of the test's own files.
     pub fn leftovers(&self) -> Vec<String> {
         let mut found = Vec::new();

@@ -432,7 +432,7 @@ fn hang(world: &World, options: &mut ServeOptions) {
     let program = world.directory.path().join("monitor");
     std::fs::write(&program, "#!/bin/sh\nexec sleep 100000\n").unwrap();
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
-    options.control.program = program;
+    options.control.monitor_program = program;
     options.control.start_limit = Duration::from_secs(3600);
 }
 

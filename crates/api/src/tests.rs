@@ -71,6 +71,7 @@ impl World {
                 disk: None,
                 recover: false,
                 program: "/bin/false".into(),
+                monitor_program: "/bin/false".into(),
                 kvm: "/dev/kvm".into(),
                 software_kvm: false,
                 boot_files: BootFiles {
@@ -305,7 +306,7 @@ async fn a_request_over_the_reserved_concurrency_is_refused_at_once() {
     let mut install = std::process::Command::new("install");
     assert!(install.arg(&text).arg(&program).status().unwrap().success());
     let change = |options: &mut ServeOptions| {
-        options.control.program = program;
+        options.control.monitor_program = program;
         options.control.monitors = 1;
     };
     let client = world.start_with(change).await;

@@ -15,6 +15,7 @@ pub mod fs_verity;
 pub mod num;
 mod once;
 mod processors;
+mod programs;
 mod range;
 mod range_set;
 mod signals;
@@ -25,7 +26,8 @@ mod writeback;
 
 pub use error_chain::{EmptyErrorChain, ErrorChain, error_chain};
 pub use once::get_or_try_init;
-pub use processors::processors;
+pub use processors::{move_away, processors};
+pub use programs::monitor_program;
 pub use range::{GuestRange, ImageRange, PageRange};
 pub use range_set::RangeSet;
 pub use signals::{SignalHandler, end_with, handle_signal};

@@ -153,7 +153,7 @@ impl Drop for Batch<'_> {
 /// A player to start.
 #[derive(Clone, Copy)]
 pub(crate) struct Player<'a> {
-    /// The `firn` program that it is a process of.
+    /// The `firn-monitor` program that it is a process of.
     pub(crate) program: &'a Path,
     pub(crate) snapshot: Place<'a>,
     pub(crate) planner: &'a str,

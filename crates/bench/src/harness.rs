@@ -8,7 +8,7 @@ use crate::progress::Progress;
 /// What every measurement needs of its caller.
 #[derive(Clone)]
 pub struct Harness<'a> {
-    /// The `firn` program: each microVM is a process of it.
+    /// The `firn-monitor` program: each microVM is a process of it.
     pub program: PathBuf,
     /// Stops the measurement on a signal.
     pub interrupt: &'a Interrupt,

@@ -129,7 +129,7 @@ pub(crate) fn record(
 #[test]
 fn a_monitor_serves() {
     if std::env::var_os(MONITOR).is_some() {
-        exit(i32::from(firn_run::monitor::serve(JailMode::Off, None).is_err()));
+        exit(i32::from(firn_run::monitor::serve().is_err()));
     }
 }
 

@@ -20,11 +20,10 @@ mod supervisor;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use firn_run::monitor::MONITOR_COMMAND;
 
 use commands::{
-    aws, bench, boot, doctor, freeze, image, import, invoke, lab, monitor, pager, plan, player,
-    pool, profile, record, serve, thaw, tier, top, verify,
+    aws, bench, boot, doctor, freeze, image, import, invoke, lab, pager, plan, player, pool,
+    profile, record, serve, thaw, tier, top, verify,
 };
 
 /// Start serverless functions from frozen microVMs.
@@ -106,11 +105,6 @@ fn main() -> ExitCode {
     if let Err(error) = firn_memory::sigbus::install() {
         output::print_error(&error);
         return ExitCode::FAILURE;
-    }
-    // Before all commands are described, which takes as long as the start of a microVM.
-    let mut arguments = std::env::args_os().skip(1).peekable();
-    if arguments.peek().is_some_and(|command| command == MONITOR_COMMAND) {
-        return monitor::run(&monitor::MonitorArgs::parse_from(arguments));
     }
     let result: anyhow::Result<ExitCode> = match Cli::parse().command {
         Command::Boot(arguments) => boot::run(&arguments),

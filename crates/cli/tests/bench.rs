@@ -431,7 +431,7 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
     let image = OpenOptions::new().write(true).open(snapshot.join("memory.img")).unwrap();
     image.write_all_at(&[0xee], 77 * 4096 + 2000).unwrap();
     let session = Session {
-        program: FIRN.into(),
+        program: env!("CARGO_BIN_EXE_firn-monitor").into(),
         jails: Jails::default(),
         players: vec![FrozenPlayer {
             inputs: vec![name.clone()],

@@ -35,8 +35,8 @@ fn jailed() -> Option<Jailed> {
     }
     let directory = tempfile::tempdir().unwrap();
     let snapshot = directory.path().join("snapshot");
-    let program: &Path = env!("CARGO_BIN_EXE_firn").as_ref();
-    let made = Command::new(program)
+    let program: &Path = env!("CARGO_BIN_EXE_firn-monitor").as_ref();
+    let made = Command::new(env!("CARGO_BIN_EXE_firn"))
         .args(["player", "--trace", "sequential-read:4M", "--out"])
         .arg(&snapshot)
         .output()

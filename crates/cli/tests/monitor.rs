@@ -22,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 fn monitor() -> Monitor {
     let jail = Jail::new(JailMode::Auto);
-    Monitor::spawn(&jail, env!("CARGO_BIN_EXE_firn").as_ref(), KVM_DEVICE.as_ref()).unwrap()
+    Monitor::spawn(&jail, env!("CARGO_BIN_EXE_firn-monitor").as_ref(), KVM_DEVICE.as_ref()).unwrap()
 }
 
 /// A player in `directory`; `None` without KVM.
@@ -103,7 +103,7 @@ fn a_monitor_is_jailed_before_its_guest_runs() {
     let directory = tempfile::tempdir().unwrap();
     let Some(snapshot) = player(directory.path(), "sequential-read:4M") else { return };
     for (mode, jailed) in [(JailMode::Auto, true), (JailMode::Off, false)] {
-        let (program, kvm) = (env!("CARGO_BIN_EXE_firn").as_ref(), KVM_DEVICE.as_ref());
+        let (program, kvm) = (env!("CARGO_BIN_EXE_firn-monitor").as_ref(), KVM_DEVICE.as_ref());
         let mut monitor = Monitor::spawn(&Jail::new(mode), program, kvm).unwrap();
         let mut descriptors = Descriptors::default();
         let spec = spec(&snapshot, "firecracker", true, &mut descriptors);
@@ -126,7 +126,7 @@ fn a_monitor_is_jailed_before_its_guest_runs() {
 fn a_start_without_kvm_reports_what_is_missing() {
     let directory = tempfile::tempdir().unwrap();
     let Some(snapshot) = player(directory.path(), "sequential-read:4M") else { return };
-    let (program, kvm) = (env!("CARGO_BIN_EXE_firn").as_ref(), "/nowhere/kvm".as_ref());
+    let (program, kvm) = (env!("CARGO_BIN_EXE_firn-monitor").as_ref(), "/nowhere/kvm".as_ref());
     let mut monitor = Monitor::spawn(&Jail::new(JailMode::Auto), program, kvm).unwrap();
     let mut descriptors = Descriptors::default();
     let spec = spec(&snapshot, "firecracker", false, &mut descriptors);
@@ -155,7 +155,7 @@ fn a_guest_gets_no_more_cpu_time_than_its_group() {
     if !firn_required::has("cpu_limits", jail.is_ok()) {
         return;
     }
-    let program = env!("CARGO_BIN_EXE_firn").as_ref();
+    let program = env!("CARGO_BIN_EXE_firn-monitor").as_ref();
     let mut monitor = Monitor::spawn(&jail.unwrap(), program, KVM_DEVICE.as_ref()).unwrap();
     let group = monitor.limits().unwrap().group("cpu").unwrap();
     // A tenth of a CPU.
@@ -191,7 +191,7 @@ fn a_guest_gets_no_more_cpu_time_than_its_group() {
 fn a_monitor_without_control_groups_is_reported_or_refused() {
     let directory = tempfile::tempdir().unwrap();
     let Some(snapshot) = player(directory.path(), "sequential-read:4M") else { return };
-    let (program, kvm) = (env!("CARGO_BIN_EXE_firn").as_ref(), KVM_DEVICE.as_ref());
+    let (program, kvm) = (env!("CARGO_BIN_EXE_firn-monitor").as_ref(), KVM_DEVICE.as_ref());
     let jail = Jail::without_limits(JailMode::Auto, "a test");
     let mut monitor = Monitor::spawn(&jail, program, kvm).unwrap();
     let mut descriptors = Descriptors::default();

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use firn_base::monitor_program;
 use rustix::io::FdFlags;
 use rustix::process::Signal;
 
@@ -58,6 +59,8 @@ impl Machine {
     ) -> Result<(Self, ChildStdout), LabError> {
         let prepare = |what| move |source| LabError::Prepare { what, source };
         let program = File::open("/proc/self/exe").map_err(prepare("firn's own program"))?;
+        let monitor = monitor_program().and_then(File::open);
+        let monitor = monitor.map_err(prepare("firn-monitor, which belongs beside firn"))?;
         let scratch = scratch_disk(lab).map_err(prepare("the scratch disk"))?;
         let guest = File::open(lab.path("guest.ext4")).map_err(prepare("the guest's files"))?;
         let images = match File::open(lab.path("images.ext4")) {
@@ -92,8 +95,10 @@ impl Machine {
             command.args(["-object", &backend, "-numa", &place]);
         }
         // In this order they are /dev/vda, /dev/vdb and so on. `lab/init` relies on it.
-        let disks = [(&program, "on"), (payload, "on"), (&scratch, "off"), (&guest, "on")];
-        for (disk, readonly) in disks.into_iter().chain(images.as_ref().map(|disk| (disk, "on"))) {
+        let programs = [(&program, "on"), (&monitor, "on")];
+        let disks = [(payload, "on"), (&scratch, "off"), (&guest, "on")].into_iter();
+        let disks = disks.chain(images.as_ref().map(|disk| (disk, "on")));
+        for (disk, readonly) in programs.into_iter().chain(disks) {
             let path = inherited(disk).map_err(prepare("a disk"))?;
             // By default QEMU stops the machine without a message when the host's disk is full.
             // What is deleted in the lab is freed there.

@@ -6,13 +6,13 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use firn_base::get_or_try_init;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::uffd::{Features, Uffd};
 
 /// Facts about this host on which restores depend.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct HostFacts {
     /// The kernel's release: `6.12.0-13-cloud-amd64`.
@@ -88,15 +88,22 @@ impl HostFacts {
     }
 }
 
+static FACTS: OnceLock<HostFacts> = OnceLock::new();
+
 impl HostFacts {
-    /// The facts as they were at the first call in this process.
+    /// The facts as they were at the first call in this process, or as it [knows](Self::know) them.
     ///
     /// # Errors
     ///
     /// See [`HostFacts::read`].
     pub fn of_process() -> Result<&'static Self, HostFactsError> {
-        static FACTS: OnceLock<HostFacts> = OnceLock::new();
         get_or_try_init(&FACTS, Self::read)
+    }
+
+    /// Makes these the facts of this process, which another one has read. It has to know none yet.
+    pub fn know(self) {
+        // What it knows already are facts of the same host.
+        let _ = FACTS.set(self);
     }
 }
 

@@ -91,11 +91,7 @@ fn kill(kind: Kind, life: &Life<'_>, random: &mut Random) -> bool {
         Kind::Manager => "pool",
         Kind::Monitor => "monitor",
     };
-    let runs = |process: &i32| {
-        let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
-        words.split(|byte| *byte == 0).nth(1) == Some(command.as_bytes())
-    };
-    let found: Vec<i32> = life.house.world.processes().into_iter().filter(runs).collect();
+    let found = life.house.world.processes_of(command);
     // It may have ended meanwhile.
     !found.is_empty()
         && kill_process(Pid::from_raw(found[random.below(found.len())]).unwrap(), Signal::KILL)

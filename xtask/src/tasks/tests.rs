@@ -93,7 +93,7 @@ fn monitor_tests_run_modules_and_programs_in_one_lab() {
         "/t/release/firn lab run --cpus 1 --timeout 3600 --in firn_vmm --in firn_bench --in bad_profiles \
          --in bench --in capacity --in drift --in jail --in monitor --in network --in paged_planners --in pager --in paper --in pool_refusals --in profile --in signatures --in supervisor --in thaw --in tier --in api \
          --in /t/debug/firn-firecracker \
-         --env FIRN_REQUIRE=kvm,root,disk,cpu_limits -- sh -c 'mkdir -p /t/debug; ln -s /bin/firn /t/debug/firn; \
+         --env FIRN_REQUIRE=kvm,root,disk,cpu_limits -- sh -c 'mkdir -p /t/debug; ln -s /bin/firn /bin/firn-monitor /t/debug; \
          ln -s /in/firn-firecracker /t/debug/firn-firecracker; failed=; \
          for program in /in/firn_vmm /in/firn_bench; do $program --test-threads=1 microvm:: player:: floor:: \
          freeze:: tier::emulated:: systor:: vcpu::state || failed=1; done; for program in /in/bad_profiles /in/bench /in/capacity \
@@ -112,7 +112,7 @@ fn lab_tests_run_three_programs() {
             "cargo test --workspace --test lab --test lab_interrupts --test lab_pool -- --ignored --test-threads=1",
             "/t/release/firn lab run --in firn_memory -- /in/firn_memory --ignored bpf::tests::",
             "/t/release/firn lab run --cpus 1 --fsdax --in lost --env FIRN_REQUIRE=kvm,root,disk,dax -- sh -c \
-             'mkdir -p /t/debug; ln -s /bin/firn /t/debug/firn; /in/lost --test-threads=1'",
+             'mkdir -p /t/debug; ln -s /bin/firn /bin/firn-monitor /t/debug; /in/lost --test-threads=1'",
         ]
     );
 }
@@ -125,7 +125,7 @@ fn snapbpf_has_its_module() {
             &format!("cargo test --workspace --lib {JSON}"),
             &format!("cargo test --workspace --test snapbpf {JSON}"),
             "/t/release/firn lab run --cpus 1 --in firn_memory --in snapbpf --in /c/lab/firn_snapbpf.ko -- sh -c \
-             'mkdir -p /t/debug; ln -s /bin/firn /t/debug/firn; insmod /in/firn_snapbpf.ko; \
+             'mkdir -p /t/debug; ln -s /bin/firn /bin/firn-monitor /t/debug; insmod /in/firn_snapbpf.ko; \
              /in/firn_memory --ignored bpf::prefetch && /in/snapbpf --ignored'",
         ]
     );

@@ -12,7 +12,7 @@ use crate::players::Place;
 
 /// MicroVMs to fill a budget with.
 pub(super) struct Fill<'a> {
-    /// The `firn` program: each microVM is a process of it.
+    /// The `firn-monitor` program: each microVM is a process of it.
     pub(super) program: &'a Path,
     pub(super) snapshot: Place<'a>,
     /// The planner with its options.

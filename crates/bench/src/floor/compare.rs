@@ -21,7 +21,7 @@ use firn_run::jail::{Jail, JailMode};
 /// The loop and the player that are compared.
 #[derive(Clone, Debug)]
 pub(super) struct FloorComparison {
-    /// The `firn` program: each player is a process of it.
+    /// The `firn-monitor` program: each player is a process of it.
     pub(super) program: PathBuf,
     /// The snapshot of a player that touches every page of `range` once, in order, with the same
     /// access through leaves of the same size.

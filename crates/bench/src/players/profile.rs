@@ -49,7 +49,7 @@ pub(super) fn learn(
 pub(crate) struct Host<'a> {
     /// The directory of the snapshot.
     pub(crate) path: &'a Path,
-    /// The `firn` program.
+    /// The `firn-monitor` program.
     pub(crate) program: &'a Path,
     pub(crate) progress: &'a dyn Progress,
     pub(crate) jail: Jail,

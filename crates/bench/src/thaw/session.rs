@@ -26,7 +26,7 @@ use crate::progress::{Progress, Steps};
 /// A session of measurements.
 #[derive(Clone, Debug)]
 pub struct Session {
-    /// The `firn` program: each microVM is a process of it.
+    /// The `firn-monitor` program: each microVM is a process of it.
     pub program: PathBuf,
     /// The jails of the monitors.
     pub jails: Jails,

@@ -9,7 +9,6 @@ pub(crate) mod image;
 pub(crate) mod import;
 pub(crate) mod invoke;
 pub(crate) mod lab;
-pub(crate) mod monitor;
 pub(crate) mod pager;
 pub(crate) mod plan;
 pub(crate) mod player;

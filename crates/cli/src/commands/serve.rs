@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use firn_base::parse_size;
+use firn_base::{monitor_program, parse_size};
 use tracing_subscriber::EnvFilter;
 
 use firn_api::{Credentials, Limits, Listen, ServeOptions};
@@ -282,6 +282,7 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
             disk: arguments.disk,
             recover: arguments.recover,
             program: std::env::current_exe().context("cannot find the path of this program")?,
+            monitor_program: monitor_program().context("cannot find the path of this program")?,
             kvm: arguments.host.kvm,
             software_kvm: arguments.host.software_kvm,
             boot_files: BootFiles {

@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
+use firn_base::monitor_program;
 use firn_bench::demo::DemoConfig;
 use firn_lab::RunConfig;
 use firn_run::jail::{Jail, JailMode};
@@ -83,7 +84,7 @@ pub(crate) fn run(arguments: &DemoArgs) -> Result<ExitCode> {
 
 /// The scenarios of the functions, under this machine's KVM.
 fn functions(arguments: &DemoArgs) -> Result<()> {
-    let program = std::env::current_exe().context("cannot find the path of this program")?;
+    let program = monitor_program().context("cannot find the path of this program")?;
     let work = tempfile::tempdir().context("cannot create a directory for snapshots")?;
     let jail = Jail::new(JailMode::Auto);
     let mut scenarios: Vec<Scenario> = Vec::new();

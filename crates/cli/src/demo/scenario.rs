@@ -103,7 +103,7 @@ pub(super) struct Scenario {
 
 /// What a scenario is run with.
 pub(super) struct Stage<'a> {
-    /// The firn program, for monitors.
+    /// The program of monitors.
     pub(super) program: &'a Path,
     /// How the monitors are jailed.
     pub(super) jail: &'a Jail,

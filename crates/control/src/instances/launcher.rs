@@ -52,7 +52,7 @@ pub struct BootFiles {
 /// Starts microVMs.
 #[derive(Debug)]
 pub(crate) struct Launcher {
-    /// The `firn` program.
+    /// The `firn-monitor` program.
     pub(crate) program: PathBuf,
     /// The KVM device.
     pub(crate) kvm: PathBuf,

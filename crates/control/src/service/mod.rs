@@ -75,8 +75,10 @@ pub struct ControlOptions {
     pub disk: Option<u64>,
     /// Whether to rebuild a lost or damaged database.
     pub recover: bool,
-    /// The `firn` program, which runs the microVMs.
+    /// The `firn` program, which manages the pool.
     pub program: PathBuf,
+    /// The `firn-monitor` program, which runs a microVM.
+    pub monitor_program: PathBuf,
     /// The KVM device.
     pub kvm: PathBuf,
     /// Whether to start Linux guests without hardware virtualisation.
@@ -248,7 +250,7 @@ impl Control {
         };
         jail.check()?;
         let launcher = Launcher {
-            program: options.program.clone(),
+            program: options.monitor_program.clone(),
             instances: Instances::of_user(),
             pool,
             snapshots,

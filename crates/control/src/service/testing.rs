@@ -22,6 +22,7 @@ pub(crate) fn options(folder: &Path) -> ControlOptions {
         disk: None,
         recover: false,
         program: "/bin/false".into(),
+        monitor_program: "/bin/false".into(),
         kvm: "/dev/kvm".into(),
         software_kvm: false,
         boot_files: BootFiles {

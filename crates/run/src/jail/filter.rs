@@ -226,7 +226,7 @@ enum Second {
 /// The code with which this process ends at a call that is denied.
 static EXIT_CODE: AtomicI32 = AtomicI32::new(1);
 
-/// Applies the first filter to this process, which has one thread.
+/// Applies the first filter to all threads of this process.
 pub(super) fn apply() -> io::Result<()> {
     apply_by(apply_filter_all_threads, first)?;
     let second = second().and_then(|denied| compile(denied, SeccompAction::Allow));

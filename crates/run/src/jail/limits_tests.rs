@@ -24,7 +24,8 @@ fn shell(limits: &Arc<Limits>, script: &str) -> (Process, Limited) {
     let null = || File::options().read(true).write(true).open("/dev/null").unwrap().into();
     let program = Program::new("/bin/sh".as_ref(), null(), null()).unwrap();
     let program = program.arg("-c").unwrap().arg(script).unwrap();
-    let (process, limited) = spawner.spawn(program).unwrap();
+    spawner.begin(program).unwrap();
+    let (process, limited) = spawner.started().unwrap();
     (process, limited.unwrap())
 }
 

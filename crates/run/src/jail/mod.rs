@@ -37,11 +37,9 @@ mod spawner;
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::path::PathBuf;
+use std::os::fd::OwnedFd;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use firn_base::{ErrorChain, error_chain, ns_since};
@@ -50,7 +48,6 @@ use firn_net::MAX_FLOWS;
 use landlock::{
     ABI, Access, AccessFs, AccessNet, Ruleset, RulesetAttr, RulesetError, RulesetStatus, Scope,
 };
-use parking_lot::Mutex;
 use rustix::process::geteuid;
 use rustix::thread::{CapabilitySet, LinkNameSpaceType, UnshareFlags};
 use serde::{Deserialize, Serialize};
@@ -62,10 +59,11 @@ pub use limits::Limited;
 use limits::Limits;
 pub(crate) use limits::memory_limit;
 pub(crate) use process::{Process, Program};
-pub(crate) use spawner::Spawner;
+pub(crate) use spawner::{Spawner, Spawners};
 
 /// Whether monitors are jailed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum JailMode {
     /// As far as the host can; the report of a start names what is missing.
     #[default]
@@ -172,9 +170,9 @@ pub struct JailReport {
 #[derive(Debug)]
 pub(crate) struct Shared {
     /// An empty network namespace.
-    network: File,
+    pub(crate) network: OwnedFd,
     /// A mount namespace with an empty root directory.
-    root: File,
+    pub(crate) root: OwnedFd,
 }
 
 impl Shared {
@@ -182,26 +180,12 @@ impl Shared {
     fn make() -> io::Result<Self> {
         let make = || {
             privileges::unshare(UnshareFlags::NEWNET)?;
-            let network = File::open("/proc/thread-self/ns/net")?;
-            Ok(Self { network, root: privileges::make_empty_root()? })
+            let network = File::open("/proc/thread-self/ns/net")?.into();
+            Ok(Self { network, root: privileges::make_empty_root()?.into() })
         };
         let made = std::thread::Builder::new().name("namespaces".into()).spawn(make)?;
         made.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
-
-    /// Opens those of a supervisor, at the paths in the options of the monitor.
-    fn open(paths: &SharedPaths) -> io::Result<Self> {
-        Ok(Self { network: File::open(&paths.network)?, root: File::open(&paths.root)? })
-    }
-}
-
-/// Paths by which a child of the supervisor finds the namespaces that its monitors share.
-#[derive(Clone, Debug)]
-pub struct SharedPaths {
-    /// The network namespace.
-    pub network: PathBuf,
-    /// The mount namespace.
-    pub root: PathBuf,
 }
 
 /// The supervisor's side: how its monitors are jailed.
@@ -209,14 +193,11 @@ pub struct SharedPaths {
 pub struct Jail {
     mode: JailMode,
     /// Without them each monitor makes its own.
-    shared: Option<Arc<Shared>>,
+    shared: Option<Shared>,
     limits: Option<Arc<Limits>>,
     /// Why the limits are no whole wall.
     missing: Option<String>,
-    /// The thread that starts the next monitor.
-    next: Mutex<Option<Spawner>>,
-    /// Whether it has started a monitor.
-    used: AtomicBool,
+    spawners: Arc<Spawners>,
 }
 
 impl Jail {
@@ -271,16 +252,10 @@ impl Jail {
         let shared = mode != JailMode::Off && geteuid().is_root();
         let limits = limits.unwrap_or_else(|error| Limits::none(Some(error_chain(&error))));
         let missing = limits.missing().map(ToOwned::to_owned);
-        let jail = Self {
-            mode,
-            shared: shared.then(Shared::make).and_then(Result::ok).map(Arc::new),
-            limits: limits.is_some().then(|| Arc::new(limits)),
-            missing,
-            next: Mutex::default(),
-            used: AtomicBool::new(false),
-        };
-        jail.prepare();
-        jail
+        let shared = shared.then(Shared::make).and_then(Result::ok);
+        let limits = limits.is_some().then(|| Arc::new(limits));
+        let spawners = Arc::new(Spawners::new(limits.clone(), shared.is_some()));
+        Self { mode, shared, limits, missing, spawners }
     }
 
     /// The mode.
@@ -290,17 +265,8 @@ impl Jail {
     }
 
     /// The namespaces that monitors share.
-    pub(crate) fn shared(&self) -> Option<&Arc<Shared>> {
+    pub(crate) fn shared(&self) -> Option<&Shared> {
         self.shared.as_ref()
-    }
-
-    /// Where a child of this process finds them, as long as they are open here.
-    pub(crate) fn shared_paths(&self) -> Option<SharedPaths> {
-        let shared = self.shared.as_ref()?;
-        let of = |file: &File| {
-            PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))
-        };
-        Some(SharedPaths { network: of(&shared.network), root: of(&shared.root) })
     }
 
     /// A thread that starts a monitor, and why the monitor's limits are no whole wall.
@@ -309,30 +275,14 @@ impl Jail {
     /// [`StartError::Jail`]: it is to have all walls, and lacks these.
     pub(crate) fn spawner(&self) -> Result<(Spawner, Option<String>), StartError> {
         let failed = |error| StartError::session("start a thread", error);
-        let prepared = self.next.lock().take();
-        let mut spawner = prepared.map_or_else(|| self.start(), Ok).map_err(failed)?;
+        let mut spawner = self.spawners.take().map_err(failed)?;
         let missing = spawner.wait().err().or_else(|| self.missing.clone());
         Ok((spawner, self.without(missing)?))
     }
 
-    /// Prepares the start of a monitor, in the background. A supervisor that has one monitor
-    /// prepares it once; for the others this is done after each start.
-    pub(crate) fn prepare_next(&self) {
-        if self.used.swap(true, Ordering::Relaxed) {
-            self.prepare();
-        }
-    }
-
-    fn prepare(&self) {
-        let mut next = self.next.lock();
-        if next.is_none() {
-            // Without it, the next start has the error.
-            *next = self.start().ok();
-        }
-    }
-
-    fn start(&self) -> io::Result<Spawner> {
-        Spawner::start(self.limits.clone(), self.shared.is_some())
+    /// What prepares the threads that start monitors.
+    pub(crate) fn spawners(&self) -> &Arc<Spawners> {
+        &self.spawners
     }
 }
 
@@ -343,7 +293,7 @@ impl Jail {
 ///
 /// # Safety
 /// Nothing in this process owns a descriptor, except for the standard ones.
-pub(crate) unsafe fn close_inherited() -> Result<(), StartError> {
+pub unsafe fn close_inherited() -> Result<(), StartError> {
     // SAFETY: as the caller guarantees.
     let closed = unsafe { privileges::close_inherited() };
     closed.map_err(|error| StartError::session("close inherited descriptors", error))
@@ -358,19 +308,22 @@ pub fn prepare() {
 }
 
 /// Enters the jail, in a process with one thread. `shared` are the namespaces of its supervisor,
-/// where it has some.
+/// where it has some. `begin` is called behind all walls but that of the calls, which all threads
+/// get: it may start a thread, and the filter is compiled meanwhile.
 ///
 /// # Errors
 /// [`StartError::Jail`]: a wall that is required cannot be had.
-pub fn enter(
+pub(crate) fn enter(
     mode: JailMode,
-    shared: Option<&SharedPaths>,
+    shared: Option<Shared>,
+    begin: impl FnOnce(),
 ) -> Result<Option<JailReport>, StartError> {
     if mode == JailMode::Off {
+        begin();
         return Ok(None);
     }
     prepare();
-    let begin = Instant::now();
+    let begun = Instant::now();
     let mut report = JailReport::default();
     let mut build = |wall, built: io::Result<()>| match built {
         Ok(()) => report.walls.push(wall),
@@ -384,16 +337,15 @@ pub fn enter(
         }
         privileges::unshare(UnshareFlags::NEWNET)
     };
-    let root = match shared.map(Shared::open).transpose() {
-        Ok(Some(Shared { network, root })) => {
+    let root = match shared {
+        Some(Shared { network, root }) => {
             build(Wall::Network, privileges::enter(network, LinkNameSpaceType::Network));
             Ok(root)
         }
-        Ok(None) => {
+        None => {
             build(Wall::Network, own());
-            privileges::make_empty_root()
+            privileges::make_empty_root().map(Into::into)
         }
-        Err(error) => Err(error),
     };
     build(Wall::Names, privileges::unshare(UnshareFlags::NEWIPC | UnshareFlags::NEWUTS));
     build(Wall::Processes, is_first_process());
@@ -402,8 +354,9 @@ pub fn enter(
     build(Wall::User, process.and_then(privileges::become_unique));
     build(Wall::Privileges, privileges::drop_all());
     build(Wall::Programs, deny_programs());
+    begin();
     build(Wall::Calls, filter::apply());
-    report.ns = ns_since(begin);
+    report.ns = ns_since(begun);
     match report.missing.first() {
         Some((wall, reason)) if mode == JailMode::Require => {
             Err(StartError::Jail { wall: *wall, reason: reason.clone() })

@@ -5,15 +5,66 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use firn_base::error_chain;
+use parking_lot::Mutex;
 use rustix::thread::UnshareFlags;
 
 use super::limits::{Limited, Limits};
 use super::privileges;
 use super::process::{Process, Program};
+
+/// Makes the threads of a supervisor's monitors: each is ready before its monitor is asked for.
+#[derive(Debug)]
+pub(crate) struct Spawners {
+    limits: Option<Arc<Limits>>,
+    namespace: bool,
+    /// The thread that starts the next monitor.
+    next: Mutex<Option<Spawner>>,
+    /// How many were taken.
+    taken: AtomicUsize,
+}
+
+impl Spawners {
+    /// Their threads enter new groups of `limits`, if there are any, and their children are the
+    /// first processes of a `namespace`, if they are to be. Prepares the first.
+    pub(super) fn new(limits: Option<Arc<Limits>>, namespace: bool) -> Self {
+        let (next, taken) = (Mutex::default(), AtomicUsize::new(0));
+        let spawners = Self { limits, namespace, next, taken };
+        spawners.prepare();
+        spawners
+    }
+
+    /// A thread that starts a monitor.
+    pub(super) fn take(&self) -> io::Result<Spawner> {
+        self.taken.fetch_add(1, Ordering::Relaxed);
+        let prepared = self.next.lock().take();
+        prepared.map_or_else(|| self.start(), Ok)
+    }
+
+    /// Prepares the start of another monitor, in the background, once one is started: before, it
+    /// would take the processor from that. A supervisor that has one monitor needs no other.
+    pub(crate) fn prepare_next(&self) {
+        if self.taken.load(Ordering::Relaxed) > 1 {
+            self.prepare();
+        }
+    }
+
+    fn prepare(&self) {
+        let mut next = self.next.lock();
+        if next.is_none() {
+            // Without it, the next start has the error.
+            *next = self.start().ok();
+        }
+    }
+
+    fn start(&self) -> io::Result<Spawner> {
+        Spawner::start(self.limits.clone(), self.namespace)
+    }
+}
 
 /// A thread that waits for the program of a monitor.
 #[derive(Debug)]
@@ -66,11 +117,14 @@ impl Spawner {
         Ok(())
     }
 
-    /// Starts the process of a monitor. Returns its groups with it.
-    pub(crate) fn spawn(mut self, program: Program) -> io::Result<(Process, Option<Limited>)> {
-        let ended = || io::Error::other("the thread that starts a monitor has ended");
+    /// Begins to start the process of a monitor.
+    pub(crate) fn begin(&mut self, program: Program) -> io::Result<()> {
         let programs = self.programs.take().ok_or_else(ended)?;
-        programs.send(program).map_err(|_| ended())?;
+        programs.send(program).map_err(|_| ended())
+    }
+
+    /// Waits until the process is started. Returns its groups with it.
+    pub(crate) fn started(mut self) -> io::Result<(Process, Option<Limited>)> {
         let child = self.spawned.recv().map_err(|_| ended())??;
         let mut limited = self.limited.take();
         if let Some(limited) = &mut limited {
@@ -78,6 +132,10 @@ impl Spawner {
         }
         Ok((child, limited))
     }
+}
+
+fn ended() -> io::Error {
+    io::Error::other("the thread that starts a monitor has ended")
 }
 
 impl Drop for Spawner {

@@ -24,6 +24,6 @@ fn modes_are_read_as_they_are_written() {
 
 #[test]
 fn a_jail_that_is_off_has_no_walls() {
-    assert_eq!(enter(JailMode::Off, None).unwrap(), None);
+    assert_eq!(enter(JailMode::Off, None, || ()).unwrap(), None);
     assert!(Jail::new(JailMode::Off).shared().is_none());
 }

@@ -25,9 +25,9 @@
 //! ```
 
 mod connection;
-mod devices;
 mod process;
 mod serve;
+mod setup;
 mod supervisor;
 
 use firn_agent::protocol::RoleCredentials;
@@ -40,7 +40,7 @@ use crate::outcome::Outcome;
 use crate::report::{Making, StartReport};
 use crate::spec::StartSpec;
 
-pub use process::{MONITOR_COMMAND, Monitor, Progress};
+pub use process::{Monitor, Progress};
 pub use serve::serve;
 pub use supervisor::Supervisor;
 

@@ -1,9 +1,9 @@
 //! The side of the process that starts a monitor.
 
 use std::io::{ErrorKind, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,24 +18,17 @@ use firn_vmm::{Shape, Tracepoints};
 use thiserror::Error;
 
 use super::connection::{Connection, ReceiveError};
-use super::devices::Devices;
+use super::setup::Setup;
 use super::{Event, Order, ThreadTracepoints};
 use crate::descriptors::Descriptors;
 use crate::error::StartError;
 use crate::instance::Instances;
-use crate::jail::{
-    Jail, JailMode, Limited, Process, Program, Shared, SharedPaths, Wall, memory_limit,
-};
+use crate::jail::{Jail, JailMode, Limited, Process, Program, Spawners, Wall, memory_limit};
 use crate::report::{Making, StartReport};
 use crate::spec::{Origin, SourceSpec, StartSpec, ThawSpec};
 
-/// The command of the firn program that runs a monitor.
-pub const MONITOR_COMMAND: &str = "monitor";
-/// Its options for the jail.
-const JAIL_OPTION: &str = "--jail";
-const NETWORK_OPTION: &str = "--network";
-const ROOT_OPTION: &str = "--root";
-/// Its option that names the directory of its supervisor's microVMs.
+/// Its option that names the directory of its supervisor's microVMs, for people who ask whose
+/// monitor it is.
 const OWNER_OPTION: &str = "--owner";
 
 /// Bytes that are kept of what a monitor writes to standard error.
@@ -57,8 +50,8 @@ pub struct Monitor {
     has_manager: bool,
     /// The directory of the snapshot that a clone was made ready from.
     directory: Option<Arc<SnapshotDirectory>>,
-    /// What it enters, at a time that is not known here.
-    _shared: Option<Arc<Shared>>,
+    /// Prepares the next monitor's start once this one has done what it was told first.
+    next: Weak<Spawners>,
     /// Dropped last, when the process has ended.
     limits: Option<Limited>,
     /// Why its limits are no whole wall.
@@ -81,6 +74,8 @@ pub struct Monitor {
 pub(super) enum MonitorError {
     #[error("cannot start a monitor")]
     Spawn(#[source] std::io::Error),
+    #[error("cannot start {} as a monitor", program.display())]
+    Program { program: PathBuf, source: std::io::Error },
     #[error("cannot send the request to the monitor")]
     Send(#[source] std::io::Error),
     #[error(transparent)]
@@ -124,7 +119,7 @@ pub enum Progress {
 }
 
 impl Monitor {
-    /// Starts a monitor in a jail: `program` is a firn, `kvm` the KVM device. It waits until it
+    /// Starts a monitor in a jail: `program` is `firn-monitor`, `kvm` the KVM device. It waits until it
     /// gets an order for what to start. It is the kernel's first victim where memory runs out, and
     /// in a process group of its own, so that signals from a terminal reach this process alone.
     ///
@@ -133,24 +128,21 @@ impl Monitor {
     /// needs.
     pub fn spawn(jail: &Jail, program: &Path, kvm: &Path) -> Result<Self, StartError> {
         let (connection, theirs) = Connection::pair().map_err(MonitorError::Spawn)?;
-        let mut descriptors = Descriptors::default();
         let devices = OwnDevices::open().map_err(|error| MonitorError::Spawn(error.into()))?;
         // The thread that starts the monitor may open no device.
         let nowhere = devices.nowhere.try_clone().map_err(MonitorError::Spawn)?;
-        let mode = jail.mode().to_string();
-        let shared = jail.shared_paths();
         let command = || {
             // The environment of a daemon can have keys: this has none.
-            let command = Program::new(program, theirs, nowhere)?.arg(MONITOR_COMMAND)?;
-            let command = command.arg(OWNER_OPTION)?.arg(Instances::of_user().directory())?;
-            let command = command.arg(JAIL_OPTION)?.arg(mode)?;
-            let Some(SharedPaths { network, root }) = shared else { return Ok(command) };
-            command.arg(NETWORK_OPTION)?.arg(network)?.arg(ROOT_OPTION)?.arg(root)
+            let command = Program::new(program, theirs, nowhere)?;
+            command.arg(OWNER_OPTION)?.arg(Instances::of_user().directory())
         };
         let command = command().map_err(MonitorError::Spawn)?;
-        let (spawner, missing) = jail.spawner()?;
-        let (mut child, limits) = spawner.spawn(command).map_err(MonitorError::Spawn)?;
-        jail.prepare_next();
+        let (mut spawner, missing) = jail.spawner()?;
+        let failed = |source| MonitorError::Program { program: program.to_owned(), source };
+        spawner.begin(command).map_err(failed)?;
+        // While the program begins.
+        let sent = Setup::send(&connection, jail, devices, kvm);
+        let (mut child, limits) = spawner.started().map_err(failed)?;
         let pipe = child.stderr.take();
         let read = move || {
             let mut text = Vec::new();
@@ -168,7 +160,7 @@ impl Monitor {
             notes: Vec::new(),
             has_manager: false,
             directory: None,
-            _shared: jail.shared().cloned(),
+            next: Arc::downgrade(jail.spawners()),
             limits,
             missing,
             has_size: false,
@@ -178,9 +170,6 @@ impl Monitor {
             policy: None,
             prefetch: None,
         };
-        // While the program begins.
-        let devices = Devices::add(devices, kvm, &mut descriptors);
-        let sent = monitor.connection()?.send(&devices, &descriptors);
         sent.map_err(MonitorError::Send)?;
         let thread = std::thread::Builder::new().name("monitor-stderr".into()).spawn(read);
         monitor.stderr = Some(thread.map_err(MonitorError::Spawn)?);
@@ -448,6 +437,10 @@ impl Monitor {
         {
             self.limit_memory(memory_limit(memory, disk))?;
             received = self.connection()?.receive(limit);
+        }
+        // What it was told first is done, or has failed.
+        if let Some(spawners) = self.next.upgrade() {
+            spawners.prepare_next();
         }
         match received {
             Ok((Event::Failed(error), _)) => Err(error),

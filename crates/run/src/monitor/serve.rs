@@ -13,12 +13,12 @@ use parking_lot::Mutex;
 use signal_hook::consts::SIGTERM;
 
 use super::connection::{Connection, ReceiveError};
-use super::devices::Devices;
+use super::setup::Setup;
 use super::{Event, Order, ThreadTracepoints};
 use crate::descriptors::Descriptors;
 use crate::error::StartError;
 use crate::guest::Listener;
-use crate::jail::{self, JailMode, JailReport, SharedPaths};
+use crate::jail::{self, JailReport};
 use crate::life::{Clock, KvmDevice};
 use crate::outcome::Outcome;
 use crate::report::{Making, StartReport};
@@ -87,15 +87,12 @@ impl Listener for Reporter {
 
 /// Runs a monitor: waits on standard input for an order, carries it out, and reports. Returns once
 /// the microVM has ended; the error was reported already. Without an order it returns when standard
-/// input is closed. It enters the jail first, with the namespaces that its supervisor shares.
+/// input is closed. It enters its jail first, for which a process has closed the [descriptors that
+/// it inherited](jail::close_inherited).
 ///
 /// # Errors
 /// What failed.
-pub fn serve(jail: JailMode, shared: Option<&SharedPaths>) -> Result<(), StartError> {
-    if jail != JailMode::Off {
-        // SAFETY: this process has opened nothing yet.
-        unsafe { jail::close_inherited() }?;
-    }
+pub fn serve() -> Result<(), StartError> {
     let connection = Connection::of_stdin();
     let connection =
         Arc::new(connection.map_err(|error| StartError::session("use standard input", error))?);
@@ -103,14 +100,20 @@ pub fn serve(jail: JailMode, shared: Option<&SharedPaths>) -> Result<(), StartEr
     let prepared = prefer_as_victim()
         .map_err(|error| StartError::session("be the first to end where memory is short", error))
         .and_then(|()| jail::share_heap())
-        .and_then(|()| Devices::receive(&connection))
-        .and_then(|kvm| kvm.map(|kvm| Ok((kvm, jail::enter(jail, shared)?))).transpose());
+        .and_then(|()| Setup::receive(&connection))
+        .and_then(|setup| {
+            let enter = |(kvm, mode, shared): (KvmDevice, _, _)| {
+                let create = || kvm.0.iter().for_each(Standby::create_in_advance);
+                let jail = jail::enter(mode, shared, create)?;
+                Ok((kvm, jail))
+            };
+            setup.map(enter).transpose()
+        });
     let prepared = prepared.inspect_err(|error| {
         // An owner that has ended gets no message.
         let _ = connection.send(&Event::Failed(error.clone()), &Descriptors::default());
     })?;
     let Some((mut kvm, jail)) = prepared else { return Ok(()) };
-    kvm.0.iter().for_each(Standby::create_in_advance);
     // Nothing here relies on what a signal does by default: the first process of a pid namespace
     // ignores it.
     let interruption = Interruption::catch_or(|_| std::process::exit(1))?;

@@ -164,6 +164,14 @@ fn repeating(message: &str) -> (tempfile::TempDir, Monitor) {
 }
 
 #[test]
+fn a_program_that_is_missing_is_named() {
+    let jail = Jail::new(JailMode::Off);
+    let error = Monitor::spawn(&jail, "/no/firn".as_ref(), "/dev/null".as_ref()).unwrap_err();
+    let text = firn_base::error_chain(&error);
+    assert!(text.contains("/no/firn") && text.contains("No such file"), "{text}");
+}
+
+#[test]
 fn a_monitor_reports_its_size_once() {
     let (_folder, mut monitor) = repeating(r#"{"size":{"memory":1,"disk":0}}"#);
     let error = monitor.started(Some(Duration::from_secs(60))).unwrap_err();

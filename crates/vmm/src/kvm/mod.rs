@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use firn_base::move_away;
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::{Cap, Kvm, VmFd};
 use serde::{Deserialize, Serialize};
@@ -230,6 +231,7 @@ impl OpenKvm {
     pub fn create_in_advance(&self) {
         let (kvm, thread) = (self.kvm.clone(), std::thread::Builder::new());
         let thread = thread.name("create-vm".into()).spawn(move || kvm.create_vm().ok());
+        thread.iter().for_each(move_away);
         self.machine.set(thread.ok());
     }
 

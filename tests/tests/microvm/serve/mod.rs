@@ -85,11 +85,7 @@ fn process(report: &Value) -> i32 {
 /// Processes that run one of firn's commands.
 #[track_caller]
 fn processes(world: &World, command: &str) -> Vec<i32> {
-    let runs = |process: &i32| {
-        let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
-        words.split(|byte| *byte == 0).nth(1) == Some(command.as_bytes())
-    };
-    let found: Vec<i32> = world.processes().into_iter().filter(runs).collect();
+    let found = world.processes_of(command);
     assert!(!found.is_empty());
     found
 }

@@ -18,6 +18,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
+use firn_base::monitor_program;
 use firn_bench::{Harness, Interrupt, ResultFile, ResultFileError};
 
 use progress::Bar;
@@ -59,7 +60,7 @@ pub(crate) fn run(command: &BenchCommand) -> anyhow::Result<ExitCode> {
 
 /// Runs measurements with their progress on standard error. A signal stops them with an error.
 pub(crate) fn measure<T>(run: impl FnOnce(&Harness<'_>) -> anyhow::Result<T>) -> anyhow::Result<T> {
-    let program = std::env::current_exe().context("cannot find the path of this program")?;
+    let program = monitor_program().context("cannot find the path of this program")?;
     let interrupt = Interrupt::catch().context("cannot catch signals")?;
     let bar = Bar::new();
     run(&Harness { program, interrupt: &interrupt, progress: &bar })
