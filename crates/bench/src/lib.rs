@@ -17,7 +17,7 @@
 //! use firn_bench::{Harness, Interrupt, PlayersConfig, Quiet, ThawConfig};
 //!
 //! let interrupt = Interrupt::catch()?;
-//! let program = "target/release/firn".into();
+//! let program = "target/release/firn-monitor".into();
 //! let harness = Harness { program, interrupt: &interrupt, progress: &Quiet };
 //! let players = PlayersConfig { traces: vec!["json-a".to_owned()], ..PlayersConfig::default() };
 //! let results = ThawConfig { players, runs: 3, ..ThawConfig::default() }.run(&harness)?;

@@ -404,7 +404,8 @@ fn probe_while(path: &Path, action: impl FnOnce()) -> ProbeError {
     let tier = Tier::new("ssd", medium, None, "0.35".parse().unwrap()).unwrap();
     let interrupt = Interrupt::catch().unwrap();
     let progress = AtFirstStep(Cell::new(Some(action)));
-    let harness = Harness { program: FIRN.into(), interrupt: &interrupt, progress: &progress };
+    let harness =
+        Harness { program: "/no/monitor".into(), interrupt: &interrupt, progress: &progress };
     let config = ProbeConfig { time: Duration::from_millis(1), size: 32 * MIB };
     config.run(&tier, &harness).unwrap_err()
 }

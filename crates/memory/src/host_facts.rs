@@ -100,9 +100,8 @@ impl HostFacts {
         get_or_try_init(&FACTS, Self::read)
     }
 
-    /// Makes these the facts of this process, which another one has read. It has to know none yet.
+    /// Makes these the facts of this process, which another one has read, unless it knows some.
     pub fn know(self) {
-        // What it knows already are facts of the same host.
         let _ = FACTS.set(self);
     }
 }

@@ -13,7 +13,9 @@ import util from "node:util";
 const [host, port] = process.env.AWS_LAMBDA_RUNTIME_API.split(":");
 const agent = new http.Agent({ keepAlive: true, maxSockets: 1 });
 const root = process.env.LAMBDA_TASK_ROOT;
-const streaming = Symbol("streaming");
+// By these a handler is marked that streams its answer.
+const streaming = Symbol.for("aws.lambda.runtime.handler.streaming");
+const highWaterMark = Symbol.for("aws.lambda.runtime.handler.streaming.highWaterMark");
 let requestId = "undefined";
 // The answer that the invocation streams.
 let streamed;
@@ -96,6 +98,22 @@ class ResponseStream extends Writable {
   #type = "application/octet-stream";
   #prelude;
   #answer;
+  #failure;
+
+  constructor(highWaterMark) {
+    super({ highWaterMark: Number.isInteger(highWaterMark) ? highWaterMark : 64 << 10 });
+    // An error that nothing else listens to must not end the process: `finished` reports it.
+    this.on("error", () => {});
+  }
+
+  write(chunk, ...rest) {
+    return super.write(asText(chunk), ...rest);
+  }
+
+  end(chunk, ...rest) {
+    const isNone = chunk === undefined || chunk === null || typeof chunk === "function";
+    return super.end(isNone ? chunk : asText(chunk), ...rest);
+  }
 
   setContentType(type) {
     if (this.#answer) {
@@ -132,30 +150,43 @@ class ResponseStream extends Writable {
   }
 
   _final(done) {
-    const { request, response } = this.#begin();
+    this.#finish();
+    this.#answer.response.then(() => done(), done);
+  }
+
+  #finish() {
+    const { request } = this.#begin();
+    if (this.#failure) {
+      const body = Buffer.from(JSON.stringify(this.#failure)).toString("base64");
+      request.addTrailers({ ...kindOf(this.#failure), "Lambda-Runtime-Function-Error-Body": body });
+    }
     request.end();
-    response.then(() => done(), done);
   }
 
   // Reports an error: after bytes of the answer, in its trailers.
   fail(error) {
-    this.destroy();
     if (!this.#answer) {
+      this.destroy();
       return post(`invocation/${requestId}/error`, error);
     }
-    const { request, response } = this.#answer;
-    const document = describe(error);
-    const body = Buffer.from(JSON.stringify(document)).toString("base64");
-    request.addTrailers({ ...kindOf(document), "Lambda-Runtime-Function-Error-Body": body });
-    request.end();
-    return response;
+    this.#failure = describe(error);
+    if (this.destroyed) {
+      this.#finish();
+    } else {
+      // After what was written before.
+      super.end();
+    }
+    return this.#answer.response;
   }
 }
+
+const asText = (chunk) => (typeof chunk === "string" || chunk instanceof Uint8Array ? chunk : JSON.stringify(chunk));
 
 // What functions find as AWS Lambda's global.
 globalThis.awslambda = {
   streamifyResponse(handler, options) {
-    handler[streaming] = { highWaterMark: options?.highWaterMark ?? 64 << 10 };
+    handler[streaming] = "response";
+    handler[highWaterMark] = options?.highWaterMark;
     return handler;
   },
   HttpResponseStream: class HttpResponseStream {
@@ -289,13 +320,13 @@ function answer(handler, event, headers) {
 
 // Calls a handler that streams its answer, and waits for the end of both.
 async function stream(handler, event, headers) {
-  streamed = new ResponseStream(handler[streaming]);
+  streamed = new ResponseStream(handler[highWaterMark]);
   const sent = finished(streamed);
   // A handler that fails may have caused it.
   sent.catch(() => {});
   const returned = handler(event, streamed, describeInvocation(headers));
   if (!isPromise(returned)) {
-    throw new Error("Streaming does not support non-async handlers.");
+    throw "Streaming does not support non-async handlers.";
   }
   whenIdle = neverSettled;
   if ((await returned) !== undefined) {
@@ -354,7 +385,7 @@ async function serve(handler) {
     process.env._X_AMZN_TRACE_ID = next.headers["lambda-runtime-trace-id"] ?? "";
     streamed = undefined;
     try {
-      if (handler[streaming]) {
+      if (handler[streaming] === "response") {
         await stream(handler, JSON.parse(next.text), next.headers);
       } else {
         const body = serialise(await answer(handler, JSON.parse(next.text), next.headers));

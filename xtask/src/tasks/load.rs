@@ -58,13 +58,18 @@ fn players(context: &Context, load: &Path, requests: &str, tests: &[&str]) -> Re
         runner.note("The requests to players are skipped: they require /dev/kvm.");
         return Ok(());
     }
-    runner.run(&Step::words("cargo build --workspace --bin firn --features firn/player-agent"))?;
-    // Another build without the feature would replace it.
-    let program = paths.target.join("firn-player-agent");
+    let build =
+        "cargo build --workspace --bin firn --bin firn-monitor --features firn/player-agent";
+    runner.run(&Step::words(build))?;
+    // Another build without the feature would replace them.
+    let folder = paths.target.join("player-agent");
     if !runner.is_dry() {
-        std::fs::copy(paths.debug().join("firn"), &program)?;
+        std::fs::create_dir_all(&folder)?;
+        for program in ["firn", "firn-monitor"] {
+            std::fs::copy(paths.debug().join(program), folder.join(program))?;
+        }
     }
-    let players = on_this_machine(load, &program).env("FIRN_PLAYER", "1");
+    let players = on_this_machine(load, &folder.join("firn")).env("FIRN_PLAYER", "1");
     runner.run(&players.env("FIRN_REQUESTS", requests).args(tests))
 }
 

@@ -190,8 +190,8 @@ fn guest_tests_run_natively_or_in_two_labs() {
 fn load_runs_on_players_and_on_guests() {
     let build = format!("cargo test --workspace --test load {JSON}");
     let players = [
-        "cargo build --workspace --bin firn --features firn/player-agent".to_owned(),
-        "FIRN=/t/firn-player-agent FIRN_PLAYER=1 FIRN_REQUESTS=10000 load --test-threads=1 --nocapture"
+        "cargo build --workspace --bin firn --bin firn-monitor --features firn/player-agent".to_owned(),
+        "FIRN=/t/player-agent/firn FIRN_PLAYER=1 FIRN_REQUESTS=10000 load --test-threads=1 --nocapture"
             .to_owned(),
     ];
     let native = "FIRN=/t/release/firn FIRN_REQUESTS=1000 load --test-threads=1 --nocapture requests_beside_kills";

@@ -2,19 +2,28 @@
 //! over standard input. It is a program of its own because each microVM has one: it begins sooner
 //! than a program with all of firn's commands, and takes less memory.
 
+use std::error::Error;
+use std::io::Write;
 use std::process::ExitCode;
 
+use firn_base::error_chain;
 use firn_run::{jail, monitor};
 
 fn main() -> ExitCode {
-    if firn_memory::sigbus::install().is_err() {
-        return ExitCode::FAILURE;
-    }
-    // SAFETY: this process has opened nothing yet.
-    let closed = unsafe { jail::close_inherited() };
-    match closed.and_then(|()| monitor::serve()) {
-        Ok(()) => ExitCode::SUCCESS,
+    match prepare() {
         // The process that started this one has the error.
-        Err(_) => ExitCode::FAILURE,
+        Ok(()) if monitor::serve().is_err() => ExitCode::FAILURE,
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // What started it reads that, too.
+            let _ = writeln!(std::io::stderr(), "firn: error: {}", error_chain(&*error));
+            ExitCode::FAILURE
+        }
     }
+}
+
+fn prepare() -> Result<(), Box<dyn Error>> {
+    firn_memory::sigbus::install()?;
+    // SAFETY: this process has opened nothing yet.
+    Ok(unsafe { jail::close_inherited() }?)
 }

@@ -191,7 +191,7 @@ impl GuestPages<'_> {
         let (image, digests) = match &self.memory.backing {
             Backing::None => return Ok(false),
             Backing::Image { file, digests } => (file, digests),
-            // Reading through the mapping uses no DRAM.
+            // Reading through the mapping uses no DRAM, but for what a pager fills.
             Backing::Extent | Backing::Sealed | Backing::Replica => {
                 let memory = &self.memory.mapped.memory;
                 memory.read_slice(buf, GuestAddress(guest_addr)).map_err(io::Error::other)?;

@@ -425,14 +425,11 @@ impl Plan {
         self.segments.iter().map(|segment| segment.leaf).max().unwrap_or(Leaf::Size4K)
     }
 
-    /// The sharing of the plan's extent, if it has one. Memory outside a copy is mapped from the
-    /// sealed extent.
+    /// The sharing of the plan's extent, if it has one: that of the layer below the copy, of which
+    /// the copy and a pager may leave nothing visible.
     pub(crate) fn extent_sharing(&self) -> Option<Sharing> {
-        let of_extent = |s: &&Segment| matches!(s.source, Source::Extent { .. });
-        let extent = self.segments.iter().find(of_extent).map(|segment| segment.sharing);
-        let copied = || self.segments.iter().any(|s| matches!(s.source, Source::Copy { .. }));
-        // A plan may take all its memory from a copy.
-        extent.or_else(|| copied().then_some(Sharing::PrivateCow))
+        let of_extent = |layer: &&Layer| matches!(layer.source, Source::Extent { .. });
+        self.layers.iter().find(of_extent).map(|layer| layer.sharing)
     }
 }
 

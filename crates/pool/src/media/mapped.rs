@@ -97,7 +97,8 @@ pub struct MappedMedium {
 /// Memory of its own of a range of a memfd.
 #[derive(Debug)]
 struct Part {
-    file: File,
+    /// None once the range has begun to get the medium's memory again.
+    file: Option<File>,
     leaf: u64,
 }
 
@@ -474,8 +475,8 @@ impl Medium for MappedMedium {
         let parts = self.parts.lock();
         let writable = access == Access::Write;
         let (file, begin, leaf) = match parts.get(&offset) {
-            Some(part) => (reopen(&part.file, writable)?, 0, part.leaf),
-            None => {
+            Some(Part { file: Some(file), leaf }) => (reopen(file, writable)?, 0, *leaf),
+            _ => {
                 let spare = self.spares.lock()[usize::from(writable)].take();
                 let file = spare.map_or_else(|| reopen(&self.file, writable), Ok)?;
                 (file, offset, self.facts.leaf())
@@ -496,7 +497,7 @@ impl Medium for MappedMedium {
 
     fn is_held(&self, offset: u64) -> bool {
         let parts = self.parts.lock();
-        let file = parts.get(&offset).map_or(&self.file, |part| &part.file);
+        let file = parts.get(&offset).and_then(|part| part.file.as_ref()).unwrap_or(&self.file);
         // What is not known is held.
         !self.marks_last || has_clients(file, offset).unwrap_or(true)
     }
@@ -508,7 +509,7 @@ impl Medium for MappedMedium {
         // First, so that both together never take more than the medium.
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         fallocate(&self.file, hole, offset, len)?;
-        self.parts.lock().insert(offset, Part { file, leaf: self.facts.granule });
+        self.parts.lock().insert(offset, Part { file: Some(file), leaf: self.facts.granule });
         self.memory.replace(offset, len, own, 0)?;
         self.populate(offset, len)?;
         let leaf = leaf(&self.memory, self.facts.kind, self.facts.granule, offset, len);
@@ -519,14 +520,17 @@ impl Medium for MappedMedium {
     }
 
     fn join(&self, offset: u64, len: u64) -> io::Result<bool> {
-        if !self.parts.lock().contains_key(&offset) {
-            return Ok(false);
-        }
         // Its memory is free for the medium's once nothing refers to it.
-        self.memory.vacate(offset, len)?;
-        self.parts.lock().remove(&offset);
+        match self.parts.lock().get_mut(&offset) {
+            Some(part) => {
+                self.memory.vacate(offset, len)?;
+                part.file = None;
+            }
+            None => return Ok(false),
+        }
         self.memory.replace(offset, len, &self.file, offset)?;
         self.populate(offset, len)?;
+        self.parts.lock().remove(&offset);
         Ok(true)
     }
 }

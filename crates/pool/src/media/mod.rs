@@ -225,7 +225,7 @@ pub trait Medium: Debug + Send + Sync {
     /// it was separate: then it is zeros now.
     ///
     /// # Errors
-    /// As of [`separate`](Self::separate). The range must not be used again.
+    /// As of [`separate`](Self::separate). The range must not be used until a later call succeeds.
     fn join(&self, offset: u64, len: u64) -> io::Result<bool>;
 }
 

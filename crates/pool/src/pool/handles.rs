@@ -1,9 +1,10 @@
 //! Handles to extents. Dropping a handle releases its extent.
 
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::error::{AllocateError, PublishError};
+use super::error::{AllocateError, MediumFailure, PublishError};
 use super::imaging::{Imaging, image};
 use super::inner::Inner;
 use crate::extent::Extent;
@@ -191,10 +192,11 @@ impl Replica {
     pub(super) fn separate(&self) -> Result<(), AllocateError> {
         let (medium, Extent { offset, len, .. }) = (self.inner.medium(), self.extent);
         let name = || medium.facts().name.clone();
-        medium.separate(offset, len).map_err(|source| AllocateError::NoMemory {
-            name: name(),
-            bytes: len,
-            source,
+        medium.separate(offset, len).map_err(|source| match source.kind() {
+            ErrorKind::OutOfMemory | ErrorKind::StorageFull => {
+                AllocateError::NoMemory { name: name(), bytes: len, source }
+            }
+            _ => MediumFailure::Io { name: name(), source }.into(),
         })
     }
 

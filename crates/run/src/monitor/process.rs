@@ -50,7 +50,7 @@ pub struct Monitor {
     has_manager: bool,
     /// The directory of the snapshot that a clone was made ready from.
     directory: Option<Arc<SnapshotDirectory>>,
-    /// Prepares the next monitor's start once this one has done what it was told first.
+    /// Prepares the next monitor's start once this one's is done, or has failed.
     next: Weak<Spawners>,
     /// Dropped last, when the process has ended.
     limits: Option<Limited>,
@@ -438,8 +438,11 @@ impl Monitor {
             self.limit_memory(memory_limit(memory, disk))?;
             received = self.connection()?.receive(limit);
         }
-        // What it was told first is done, or has failed.
-        if let Some(spawners) = self.next.upgrade() {
+        let goes_on = matches!(
+            received,
+            Ok((Event::Ready(_) | Event::Note(_) | Event::Answered(_) | Event::Observe { .. }, _))
+        );
+        if let Some(spawners) = self.next.upgrade().filter(|_| !goes_on) {
             spawners.prepare_next();
         }
         match received {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use firn_base::{ErrorChain, error_chain, now_ns, touch_stack};
 use firn_memory::planners::parse;
-use firn_memory::{HostFacts, map_program, prefer_as_victim};
+use firn_memory::{map_program, prefer_as_victim};
 use firn_vmm::{Microvm, Shape, Standby, TracepointFormat, Virtualization};
 use parking_lot::Mutex;
 use signal_hook::consts::SIGTERM;
@@ -218,9 +218,9 @@ fn wait_for_resume(connection: &Connection) -> Result<Option<Resumption>, StartE
 
 /// Makes what can be made in advance; returns why it cannot.
 fn stand_by(kvm: &mut KvmDevice, shape: &Shape) -> Option<String> {
-    // What the host and its processor are like is read once in a process. The standard library has
-    // all features of the processor once it is asked for one.
-    let _ = (HostFacts::of_process(), Virtualization::of_host());
+    // What the processor is like is read once in a process. The standard library has all its
+    // features once it is asked for one.
+    let _ = Virtualization::of_host();
     let _ = std::arch::is_x86_feature_detected!("avx2");
     map_program();
     let made = kvm.0.as_mut().ok()?.make(shape);
