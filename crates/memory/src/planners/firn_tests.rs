@@ -245,6 +245,10 @@ fn without_private_mappings_a_pager_serves_what_is_between_runs_of_pages() {
     assert_eq!(indexed.collect::<Vec<_>>(), chunks);
     let whole = plan_of(&layout, device, &[], Some(&copies_of(&[(2048, 512)]))).unwrap();
     assert_eq!(whole.pager, None);
+    // The extent is not visible anywhere.
+    let everywhere = copies_of(&[0, 1, 2, 3, 4, 5, 6, 7].map(|chunk| (chunk * 512 + 9, 3)));
+    let plan = plan_of(&layout, device, &[], Some(&everywhere)).unwrap();
+    assert_eq!((plan.validate(), plan.extent_sharing()), (Ok(()), Some(Sharing::Shared)));
 }
 
 proptest! {
