@@ -21,8 +21,8 @@ pub(crate) fn inside(input: &Path) -> String {
     format!("/in/{}", input.file_name().unwrap_or_default().to_string_lossy())
 }
 
-/// The script that makes firn's programs available where cargo built them. Their tests look for them
-/// there.
+/// The script that makes firn's programs available where cargo built them. Their tests look for
+/// them there.
 pub(crate) fn with_firn(paths: &Paths) -> String {
     let built = paths.debug().display().to_string();
     format!("mkdir -p {built}; ln -s /bin/firn /bin/firn-monitor {built}")

@@ -46,8 +46,8 @@ pub struct ObserveError(#[from] io::Error);
 /// Finds out which granules a guest has written. A granule of the extent counts when as many of its
 /// pages were copied on write as the rule requires; a granule of a copy counts when it differs from
 /// the extent. Where the monitor copies whole chunks and fills pages that are only read, a page
-/// that a finer rule counts has to differ, too. The guest may run: a concurrent write may or may not count. Returns `None` for a
-/// grant for which no copy was requested.
+/// that a finer rule counts has to differ, too. The guest may run: a concurrent write may or may
+/// not count. Returns `None` for a grant for which no copy was requested.
 ///
 /// # Errors
 ///

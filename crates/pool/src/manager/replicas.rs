@@ -144,9 +144,9 @@ impl Replicas {
         self.shared.changed.wait_while(&mut state, at_work);
     }
 
-    /// Calls `allocate`. While the pool or the host's memory is full, frees all unused replicas and calls it again. A
-    /// process that is just ending may still map what it released, or the manager may not have
-    /// seen its end yet, so it looks again for a moment.
+    /// Calls `allocate`. While the pool or the host's memory is full, frees all unused replicas and
+    /// calls it again. A process that is just ending may still map what it released, or the manager
+    /// may not have seen its end yet, so it looks again for a moment.
     pub(super) fn with_room<T, E: IsFull>(
         &self,
         allocate: impl Fn() -> Result<T, E>,

@@ -24,8 +24,7 @@
 //! - **calls**: a filter of system calls, and a narrower one from the guest's first instruction on
 //!   (`filter.rs`, seccomp(2)).
 //!
-//! What it needs of /proc it opens before ([`enter`]); its supervisor opens everything else, KVM
-//! among it.
+//! What it needs of /proc it opens before; its supervisor opens everything else, KVM among it.
 
 mod device_filter;
 mod filter;

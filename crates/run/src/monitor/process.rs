@@ -27,8 +27,8 @@ use crate::jail::{Jail, JailMode, Limited, Process, Program, Spawners, Wall, mem
 use crate::report::{Making, StartReport};
 use crate::spec::{Origin, SourceSpec, StartSpec, ThawSpec};
 
-/// Its option that names the directory of its supervisor's microVMs, for people who ask whose
-/// monitor it is.
+/// An option that shows in a list of processes whose monitor it is: it names the directory of its
+/// supervisor's microVMs.
 const OWNER_OPTION: &str = "--owner";
 
 /// Bytes that are kept of what a monitor writes to standard error.
@@ -119,9 +119,9 @@ pub enum Progress {
 }
 
 impl Monitor {
-    /// Starts a monitor in a jail: `program` is `firn-monitor`, `kvm` the KVM device. It waits until it
-    /// gets an order for what to start. It is the kernel's first victim where memory runs out, and
-    /// in a process group of its own, so that signals from a terminal reach this process alone.
+    /// Starts a monitor in a jail: `program` is `firn-monitor`, `kvm` the KVM device. It waits
+    /// until it gets an order for what to start. It is the kernel's first victim where memory runs out,
+    /// and in a process group of its own, so that signals from a terminal reach this process alone.
     ///
     /// # Errors
     /// [`StartError::Monitor`]; [`StartError::Jail`]: it cannot have the control groups that it

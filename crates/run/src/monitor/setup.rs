@@ -91,7 +91,9 @@ impl Setup {
         let mut take = |slot| descriptors.take(slot);
         let userfaultfd = setup.userfaultfd.map(&mut take).transpose()?;
         OwnFiles::open_with(OwnDevices { nowhere: take(setup.nowhere)?, userfaultfd });
-        setup.host.map(HostFacts::know);
+        if let Some(host) = setup.host {
+            host.know();
+        }
         let shared = match setup.shared {
             Some([network, root]) => Some(Shared { network: take(network)?, root: take(root)? }),
             None => None,

@@ -22,8 +22,8 @@ pub struct Supervisor {
 
 impl Supervisor {
     /// Starts a monitor in a jail: `program` is `firn-monitor`, `kvm` the KVM device. From here on
-    /// SIGINT, SIGTERM and SIGHUP end the microVM, or the monitor that has none yet, instead of this
-    /// process.
+    /// SIGINT, SIGTERM and SIGHUP end the microVM, or the monitor that has none yet, instead of
+    /// this process.
     ///
     /// # Errors
     /// [`StartError::Monitor`]; [`StartError::Session`]: signals cannot be caught.
