@@ -120,8 +120,9 @@ pub enum Progress {
 
 impl Monitor {
     /// Starts a monitor in a jail: `program` is `firn-monitor`, `kvm` the KVM device. It waits
-    /// until it gets an order for what to start. It is the kernel's first victim where memory runs out,
-    /// and in a process group of its own, so that signals from a terminal reach this process alone.
+    /// until it gets an order for what to start. It is the kernel's first victim where memory runs
+    /// out, and in a process group of its own, so that signals from a terminal reach this process
+    /// alone.
     ///
     /// # Errors
     /// [`StartError::Monitor`]; [`StartError::Jail`]: it cannot have the control groups that it
