@@ -70,7 +70,8 @@ fn clones_thawed_at_once_have_separate_identities() {
 #[test]
 fn ready_clones_get_their_identities_and_the_time_when_they_are_resumed() {
     const CLONES: usize = 8;
-    let program = std::env::var_os("FIRN").unwrap_or_else(|| "firn".into());
+    let firn = std::env::var_os("FIRN").unwrap_or_else(|| "firn".into());
+    let program = Path::new(&firn).with_file_name("firn-monitor");
     let snapshot = workshop();
     let event = json!({"module": "identity", "event": null}).to_string();
     let jail = Jail::new(JailMode::Auto);
@@ -90,7 +91,7 @@ fn ready_clones_get_their_identities_and_the_time_when_they_are_resumed() {
         let name = format!("ready-{}-{number}", std::process::id());
         let (claimed, host) = HostSpec::claim(Some(&name), None, true, &mut descriptors).unwrap();
         let spec = StartSpec::new(Origin::Thaw(thaw), host, LIMIT);
-        let mut monitor = Monitor::spawn(&jail, Path::new(&program), KVM_DEVICE.as_ref()).unwrap();
+        let mut monitor = Monitor::spawn(&jail, &program, KVM_DEVICE.as_ref()).unwrap();
         monitor.make_ready(spec, &descriptors).unwrap();
         assert!(monitor.wait_made_ready(LIMIT).unwrap().dram_bytes > 0);
         (monitor, claimed)
