@@ -160,9 +160,31 @@ fn a_microvm_runs_in_a_replica_with_both_indexes_complete() {
             assert!((1..bytes(copies, "bytes")).contains(&ahead), "{report}");
             assert!(bytes(copies, "write_faults") > 0, "{report}");
         }
+        pages_are_copied_over_what_a_pager_fills(&world, &socket);
         drop(manager);
         world.firn(["pool", "verify", "--pool"]).arg(&medium).run().ok();
     }
+}
+
+/// Without private mappings, too, a copy can hold the pages alone that two runs have written.
+fn pages_are_copied_over_what_a_pager_fills(world: &World, socket: &Path) {
+    let run = || {
+        let report = ask(world, socket, &HELLO, &["--compare", "--planner", "firn:granule=16k"]);
+        check_memory(&report, &BTreeSet::new());
+        report
+    };
+    let own = |report: &Value| bytes(report, "private_bytes") + bytes(report, "copy_bytes");
+    let (whole, mut client) = (run(), Client::connect(socket).unwrap());
+    for _ in 0..10 {
+        let report = run();
+        client.settle().unwrap();
+        if bytes(&report, "copy_bytes") > 0 {
+            assert!(bytes(&report["pager"], "faults") > 0, "{report}");
+            assert!(own(&report) < own(&whole) / 2, "{report}: {whole}");
+            return;
+        }
+    }
+    panic!("no copy was ready");
 }
 
 /// Freezes a function into a pool, and records it there on input a. It is thawed once before, so
