@@ -1,6 +1,6 @@
 // A client of AWS Lambda's Runtime API for functions in JavaScript: CommonJS and ES modules, async
-// and callback handlers, and handlers that stream their answer. Names, texts and log lines are those of AWS Lambda's runtime for Node.js
-// 20, whose own client needs a compiler to install.
+// and callback handlers, and handlers that stream their answer. Names, texts and log lines are
+// those of AWS Lambda's runtime for Node.js 20, whose own client needs a compiler to install.
 import fs from "node:fs";
 import http from "node:http";
 import { createRequire } from "node:module";

@@ -93,16 +93,13 @@ pub(crate) fn plan(
     let only_copy = copies.is_some_and(has_what_is_read);
     for region in input.layout.regions() {
         let own = copies.map(|copies| private_parts(region, extent, copies, input.zero_map));
-        let mut own = own.unwrap_or_default();
-        let apart = apart(&own);
-        let cut = apart.iter().filter_map(|apart| match apart {
-            Apart::Cut(chunks) if !extent.private => Some(*chunks),
-            _ => None,
-        });
-        let paged: Vec<GuestRange> = cut.collect();
-        own = with_pager(own, &paged, region);
-        add_region(&mut plan, region, extent, sharing, (&own, &paged));
+        let own = own.unwrap_or_default();
         let guest = GuestRange { start: region.guest_addr, len: region.len };
+        let apart = apart(&own, guest);
+        let paged = apart.iter().filter(|apart| !apart.is_zero && !extent.private);
+        let paged: Vec<GuestRange> = paged.map(|apart| apart.guest).collect();
+        let own = with_pager(own, &paged, region);
+        add_region(&mut plan, region, extent, sharing, (&own, &paged));
         add_index(&mut plan, guest, &apart, only_copy);
     }
     if plan.segments.iter().any(|segment| matches!(segment.source, Source::Pager { .. })) {
@@ -115,32 +112,31 @@ pub(crate) fn plan(
     Ok(plan)
 }
 
-/// A range of guest memory that is not indexed as a whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Apart {
-    /// Anonymous memory.
-    Zeros(GuestRange),
-    /// Neighbouring chunks of which only runs are copied.
-    Cut(GuestRange),
+/// A part of a region that is not indexed as a whole: zeros, or neighbouring chunks of which only
+/// runs are copied.
+#[derive(Clone, Copy, Debug)]
+struct Apart {
+    guest: GuestRange,
+    is_zero: bool,
 }
 
-/// Those ranges, ascending.
-fn apart(own: &[PrivatePart]) -> Vec<Apart> {
+/// Those parts, ascending.
+fn apart(own: &[PrivatePart], region: GuestRange) -> Vec<Apart> {
     let mut apart: Vec<Apart> = Vec::new();
     for part in own {
+        let is_zero = part.source == Source::Zero;
+        if !is_zero && part.leaf == Leaf::Size2M {
+            continue;
+        }
         let start = chunk_start(part.guest.start);
-        let end = part.guest.end().next_multiple_of(CHUNK);
-        let guest = GuestRange { start, len: end - start };
-        match (part.source, part.leaf, apart.last_mut()) {
-            (Source::Zero, _, Some(Apart::Zeros(last))) if start <= last.end() => {
+        let end = part.guest.end().next_multiple_of(CHUNK).min(region.end());
+        match apart.last_mut() {
+            Some(Apart { guest: last, is_zero: zero })
+                if *zero == is_zero && start <= last.end() =>
+            {
                 last.len = end.max(last.end()) - last.start;
             }
-            (Source::Zero, _, _) => apart.push(Apart::Zeros(guest)),
-            (_, Leaf::Size4K, Some(Apart::Cut(last))) if start <= last.end() => {
-                last.len = end.max(last.end()) - last.start;
-            }
-            (_, Leaf::Size4K, _) => apart.push(Apart::Cut(guest)),
-            _ => {}
+            _ => apart.push(Apart { guest: GuestRange { start, len: end - start }, is_zero }),
         }
     }
     apart
@@ -273,15 +269,14 @@ fn add_region(
     for PrivatePart { guest, source, leaf } in own.iter().copied() {
         plan.segments.extend(shared(at, guest.start));
         let sharing = Sharing::Exclusive;
-        let (integrity, advice) = match source {
-            Source::Zero => (Integrity::CheckedOnFill, Advice::Huge),
-            Source::Pager { .. } => (Integrity::CheckedOnFill, Advice::Normal),
-            _ => (integrity, Advice::Normal),
+        let (integrity, layer) = match source {
+            Source::Zero => (Integrity::CheckedOnFill, Some(Advice::Huge)),
+            // Its layer is that of its chunks.
+            Source::Pager { .. } => (Integrity::CheckedOnFill, None),
+            _ => (integrity, Some(Advice::Normal)),
         };
         plan.segments.push(Segment { guest, source, sharing, leaf, integrity });
-        if !matches!(source, Source::Pager { .. }) {
-            plan.layers.push(Layer { guest, source, sharing, advice });
-        }
+        plan.layers.extend(layer.map(|advice| Layer { guest, source, sharing, advice }));
         at = guest.end();
     }
     plan.segments.extend(shared(at, start + region.len));
@@ -308,15 +303,12 @@ fn add_index(plan: &mut Plan, region: GuestRange, apart: &[Apart], only_copy: bo
         (to > from).then(|| step(Work::Index { guest }))
     };
     let mut at = region.start;
-    for apart in apart {
-        let (Apart::Zeros(guest) | Apart::Cut(guest)) = *apart;
+    for Apart { guest, is_zero } in apart.iter().copied() {
         plan.schedule.extend(index(at, guest.start));
-        let end = guest.end().min(region.end());
-        if let Apart::Cut(_) = apart {
-            let guest = GuestRange { len: end - guest.start, ..guest };
+        if !is_zero {
             plan.schedule.push(step(Work::IndexCopy { guest }));
         }
-        at = end;
+        at = guest.end();
     }
     plan.schedule.extend(index(at, region.end()));
 }
