@@ -67,7 +67,8 @@ pub(super) struct Grants {
     stagings: HashMap<u64, Staging>,
     replicas: HashMap<u64, Replica>,
     copies: Vec<Lent>,
-    /// Whether what was requested for a start of the last snapshot was not there.
+    /// Whether what was requested for a start of the last snapshot was not there, or the snapshot
+    /// was granted before its bytes were verified.
     misses: bool,
     confined: Option<Confined>,
 }
@@ -142,7 +143,8 @@ impl Manager {
                 let pin = self.pool.pin(&name).map_err(refuse_lookup)?;
                 let (granted, descriptor) = self.grant(pin.extent(), Access::Read)?;
                 grants.pins.push(pin);
-                grants.misses = false;
+                // Another connection may report that they are before this one is confined.
+                grants.misses = !granted.verified;
                 Ok((Response::Granted(granted), Some(descriptor)))
             }
             Request::Verified { generation } => {
@@ -167,8 +169,7 @@ impl Manager {
                 Ok((Response::Noted, None))
             }
             Request::ConfineForStart => {
-                let is_verified = |pin: &Pin| self.verified().contains(&pin.extent().generation);
-                if grants.pins.last().is_some_and(is_verified) && !grants.misses {
+                if !grants.pins.is_empty() && !grants.misses {
                     grants.confined.get_or_insert_default();
                 }
                 Ok((Response::Confined(grants.confined.is_some()), None))
@@ -298,7 +299,7 @@ impl Manager {
 
     fn replica(&self, name: &str, grants: &mut Grants) -> Answer {
         self.pace.start();
-        grants.misses = true;
+        let misses = std::mem::replace(&mut grants.misses, true);
         grants.check_room()?;
         let acquired = self.replicas.get(name).map_err(|error| match error {
             ReplicaError::Lookup(error) => refuse_lookup(error),
@@ -308,7 +309,7 @@ impl Manager {
         let (granted, descriptor) = self.grant(replica.extent(), Access::Write)?;
         let source = replica.source().extent();
         let sealed = grants.pins.last().map(|pin| pin.extent().generation);
-        grants.misses = sealed != Some(source.generation);
+        grants.misses = misses || sealed != Some(source.generation);
         grants.replicas.insert(replica.extent().generation, replica);
         Ok((Response::Replica { granted, source, imaging, prepared }, Some(descriptor)))
     }

@@ -3,14 +3,19 @@ use std::sync::Arc;
 use super::*;
 use crate::{CreateOptions, GRANULE, MappedMedium, MemfdOptions};
 
-/// A manager with a snapshot, and a confined connection that has pinned it and stored a copy set.
-fn confined() -> (Manager, Grants, u64) {
+/// A manager with a snapshot, and its generation.
+fn manager() -> (Manager, u64) {
     let options = MemfdOptions { size: 8 * GRANULE, huge: None, node: None };
     let medium = Arc::new(MappedMedium::memfd(options).unwrap());
     let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
     pool.allocate("hello", GRANULE, 0).unwrap().publish().unwrap();
     let generation = pool.lookup("hello").unwrap().generation;
-    let (manager, mut grants) = (Manager::new(pool).unwrap(), Grants::default());
+    (Manager::new(pool).unwrap(), generation)
+}
+
+/// The same, and a confined connection that has pinned it and stored a copy set.
+fn confined() -> (Manager, Grants, u64) {
+    let ((manager, generation), mut grants) = (manager(), Grants::default());
     manager.answer(Request::Snapshot { name: "hello".into() }, &mut grants).unwrap();
     manager.answer(store(generation, None, 1, 1), &mut grants).unwrap();
     manager.answer(Request::Confine, &mut grants).unwrap();
@@ -92,4 +97,28 @@ fn a_confined_connection_has_a_limited_number_of_requests() {
     let refused = manager.answer(Request::IsCurrent { generation }, &mut grants).unwrap_err();
     assert_eq!((refused.0, grants.max_request()), (Refusal::Confined, None));
     assert_eq!(Grants::default().max_request(), Some(MAX_REQUEST));
+}
+
+#[test]
+fn a_start_that_was_granted_unverified_bytes_can_report_its_check() {
+    let (manager, generation) = manager();
+    let start = |wanted: Option<Request>| {
+        let mut grants = Grants::default();
+        manager.answer(Request::Snapshot { name: "hello".into() }, &mut grants).unwrap();
+        wanted.map(|request| manager.answer(request, &mut grants).unwrap());
+        grants
+    };
+    let is_confined =
+        |grants: &mut Grants| match manager.answer(Request::ConfineForStart, grants).unwrap().0 {
+            Response::Confined(confined) => confined,
+            other => panic!("{other:?}"),
+        };
+    let replica = || Some(Request::Replica { name: "hello".into() });
+    let late = [start(None), start(replica())];
+    manager.answer(Request::Verified { generation }, &mut start(None)).unwrap();
+    for mut grants in late {
+        assert!(!is_confined(&mut grants), "it will check the bytes, too");
+        manager.answer(Request::Verified { generation }, &mut grants).unwrap();
+    }
+    assert!(is_confined(&mut start(None)) && is_confined(&mut start(replica())));
 }
