@@ -178,16 +178,17 @@ impl Load {
         let (kvm, clock) = (KvmDevice::from(Ok(kvm)), Clock::now());
         // Dropped after the microVM.
         let _handler;
-        let mut mapped = match memory {
-            LoadMemory::Planned(planner) => source.plan(&*planner, &clock)?.map(kvm)?,
+        let mapped = match memory {
+            LoadMemory::Planned(planner) => source.plan(&*planner, kvm, &clock, tracks)?.map()?,
             LoadMemory::Served(handler, memory) => {
                 _handler = handler;
-                source.served(*memory, kvm, &clock)?
+                let mut mapped = source.served(*memory, kvm, &clock)?;
+                if tracks {
+                    mapped.memory_mut().track_writes();
+                }
+                mapped
             }
         };
-        if tracks {
-            mapped.memory_mut().track_writes();
-        }
         let restored = mapped.restore(host)?;
         let Running { mut microvm, mut run } =
             if resumes { restored.resume()? } else { restored.pause()? };

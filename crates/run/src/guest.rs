@@ -59,8 +59,13 @@ pub(crate) trait GuestKind: Sized {
         descriptors: &mut Descriptors,
     ) -> Result<HostConfig, StartError>;
 
+    /// Whether its memory tracks writes.
+    fn tracks_writes(&self) -> bool {
+        false
+    }
+
     /// Changes the machine before it is restored.
-    fn prepare(&mut self, mapped: &mut Mapped<'_>);
+    fn prepare(&mut self, _mapped: &mut Mapped<'_>) {}
 
     /// Looks at the complete microVM before its vCPUs run.
     fn restored(&mut self, _microvm: &Microvm, _listener: &Arc<dyn Listener>) {}

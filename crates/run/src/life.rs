@@ -13,7 +13,7 @@ use firn_memory::loader::Loader;
 use firn_memory::pager::Pager;
 use firn_memory::planners::{self, Planner};
 use firn_memory::{
-    AfterResume, GuestMemory, Plan, ProcessCounters, Sources, execute_in, verify_plan,
+    AfterResume, GuestMemory, Leaf, Plan, ProcessCounters, Sources, execute_in, verify_plan,
 };
 use firn_snapshot::{Grant, NoCopy, Snapshot};
 use firn_vmm::{
@@ -74,9 +74,12 @@ impl From<Result<OpenKvm, OpenKvmError>> for KvmDevice {
     }
 }
 
-/// A plan for a source. Its loader works already.
+/// A plan for a source, and the machine, which this host can run. Its loader works already, and,
+/// without a standby, a thread that makes the VM.
 pub struct Planned<'a> {
     source: &'a Source,
+    machine: FrozenMachine<'a>,
+    tracks_writes: bool,
     /// Closed when guest memory is mapped: it gives access to all extents of the pool.
     medium: Option<File>,
     plan: Plan,
@@ -133,41 +136,49 @@ pub struct Run<'a> {
 }
 
 impl Source {
-    /// Makes the plan, and starts the loader, which works beside the rest of the start.
+    /// Checks that this host can run the machine, makes the plan, and starts the loader, which
+    /// works beside the rest of the start. Guest memory will track writes, or else the VM is made
+    /// beside that, too.
     ///
     /// # Errors
-    /// [`StartError::Plan`], [`StartError::Load`].
-    pub fn plan(&self, planner: &dyn Planner, clock: &Clock) -> Result<Planned<'_>, StartError> {
-        let begin = Instant::now();
-        let plan = planners::plan(self.snapshot(), self.grant(), planner)?;
-        let plan_ns = nanoseconds(begin.elapsed());
-        self.planned(plan, plan_ns, clock)
-    }
-
-    /// The same with a plan that is made already.
-    ///
-    /// # Errors
-    /// [`StartError::Load`].
-    pub fn planned(
+    /// [`StartError::Incompatible`], [`StartError::Plan`], [`StartError::Load`].
+    pub fn plan(
         &self,
-        plan: Plan,
-        plan_ns: u64,
+        planner: &dyn Planner,
+        kvm: KvmDevice,
         clock: &Clock,
+        tracks_writes: bool,
     ) -> Result<Planned<'_>, StartError> {
+        let begin = Instant::now();
+        let mut machine = open_machine(self.snapshot(), kvm)?;
+        if !tracks_writes {
+            machine.make_beside(self.leaf_limit());
+        }
+        let opened = Instant::now();
+        let plan = planners::plan(self.snapshot(), self.grant(), planner)?;
+        let plan_ns = nanoseconds(opened.elapsed());
         let medium = self.grant().and_then(Grant::take_medium);
         let sources = self.sources(medium.as_ref())?;
-        let begin = Instant::now();
+        let planned = Instant::now();
         if self.verify {
             verify_plan(&plan, self.snapshot(), &sources)?;
         }
-        let verified = self.verify.then(|| nanoseconds(begin.elapsed()));
+        let verified = self.verify.then(|| nanoseconds(planned.elapsed()));
         let loader = Loader::start(&plan, &sources, clock.since())?;
         let mut report = self.report(clock);
         report.check_ns = report.check_ns.or(verified);
-        report.times.load_ns += verified.unwrap_or_default();
+        report.times.load_ns += nanoseconds(opened - begin) + verified.unwrap_or_default();
         report.planner.clone_from(&plan.planner);
         report.times.plan_ns = plan_ns;
-        Ok(Planned { source: self, medium, plan, loader, report, since: clock.since() })
+        let (source, since) = (self, clock.since());
+        Ok(Planned { source, machine, tracks_writes, medium, plan, loader, report, since })
+    }
+
+    /// No plan has larger leaves.
+    fn leaf_limit(&self) -> Leaf {
+        let extent = self.grant().map(Grant::extent);
+        let is_huge = extent.is_some_and(|extent| extent.leaf >= Leaf::Size1G.bytes());
+        if is_huge { Leaf::Size1G } else { Leaf::Size2M }
     }
 
     fn sources<'a>(&'a self, medium: Option<&'a File>) -> Result<Sources<'a>, StartError> {
@@ -264,19 +275,20 @@ impl<'a> Planned<'a> {
         &self.plan
     }
 
-    /// Checks that this host can run the machine, and executes the plan up to the resume.
+    /// Executes the plan up to the resume.
     ///
     /// # Errors
-    /// [`StartError::Incompatible`], [`StartError::Execute`].
-    pub fn map(self, kvm: KvmDevice) -> Result<Mapped<'a>, StartError> {
-        let Self { source, medium, plan, loader, mut report, since } = self;
+    /// [`StartError::Execute`].
+    pub fn map(self) -> Result<Mapped<'a>, StartError> {
+        let Self { source, mut machine, tracks_writes, medium, plan, loader, mut report, since } =
+            self;
         let begin = Instant::now();
-        let mut machine = open_machine(source.snapshot(), kvm)?;
-        let loaded = Instant::now();
         let sources = source.sources(medium.as_ref())?;
-        let executed = execute_in(&plan, &sources, machine.take_reservation())?;
-        report.times.load_ns += nanoseconds(loaded - begin);
-        report.times.execute_ns = nanoseconds(loaded.elapsed());
+        let mut executed = execute_in(&plan, &sources, machine.take_reservation())?;
+        if tracks_writes {
+            executed.memory.track_writes();
+        }
+        report.times.execute_ns = nanoseconds(begin.elapsed());
         report.times.set_steps(&executed.report);
         report.execute = executed.report;
         Ok(Mapped {
@@ -315,7 +327,8 @@ impl<'a> Mapped<'a> {
     /// [`StartError::Restore`].
     pub fn restore(self, host: HostConfig) -> Result<Restored<'a>, StartError> {
         let begin_ns = now_ns();
-        let Self { source, plan, machine, memory, loader, after_resume, mut report, since } = self;
+        let Self { source, plan, mut machine, memory, loader, after_resume, .. } = self;
+        let Self { mut report, since, .. } = self;
         if machine.is_ready_for(&memory) {
             // What is left to make has no file to map.
             jail::begin_to_narrow();

@@ -26,7 +26,7 @@ use crate::function::Function;
 use crate::guest::{Ended, GuestKind, Listener};
 use crate::identity::Identity;
 use crate::jail;
-use crate::life::{Clock, KvmDevice, Mapped, Run, Running, counters};
+use crate::life::{Clock, KvmDevice, Run, Running, counters};
 use crate::outcome::Outcome;
 use crate::report::StartReport;
 use crate::session::{self, After, Interruption};
@@ -226,10 +226,8 @@ impl GuestKind for Linux {
         self.take_host(disks, 0, descriptors)
     }
 
-    fn prepare(&mut self, mapped: &mut Mapped<'_>) {
-        if let Request::Invoke { compare: true, .. } = &self.request {
-            mapped.memory_mut().track_writes();
-        }
+    fn tracks_writes(&self) -> bool {
+        matches!(&self.request, Request::Invoke { compare: true, .. })
     }
 
     fn identify(

@@ -230,7 +230,8 @@ pub(crate) fn boot(
     let directory = SourceSpec::Directory { files, path, verify: false, verifier: None };
     let source = Source::open(&directory, &*planner, &mut descriptors)?;
     let traces = traces_of(source.snapshot().manifest()).ok_or(StartError::NotPlayer)?;
-    let (function, mapped) = (traces.join(","), source.plan(&*planner, clock)?.map(kvm)?);
+    let mapped = source.plan(&*planner, kvm, clock, false)?.map()?;
+    let function = traces.join(",");
     let microvm = mapped.restore(host(Vec::new()))?.microvm;
     let Some(served) = Served::take(spec, &mut descriptors)? else {
         return Err(StartError::Spec("a player boots for the daemon only".to_owned()));

@@ -235,6 +235,13 @@ impl OpenKvm {
         self.machine.set(thread.ok());
     }
 
+    /// The same KVM for another thread, with what is created in advance.
+    pub(crate) fn share(&self) -> Self {
+        let Self { kvm, cpuid, fault_handling, machine } = self;
+        let machine = Cell::new(machine.take());
+        Self { kvm: kvm.clone(), cpuid: cpuid.clone(), fault_handling: *fault_handling, machine }
+    }
+
     /// A new virtual machine.
     pub(crate) fn create_machine(&self) -> Result<VmFd, kvm_ioctls::Error> {
         let created = self.machine.take().and_then(|thread| thread.join().ok().flatten());

@@ -100,16 +100,21 @@ impl FrozenMachine<'_> {
         &self.state.note
     }
 
-    /// The address space of the VM that was [made in advance](Standby::make), for the plan to be
-    /// executed in.
+    /// Begins to make the VM and its vCPUs in a thread, for a plan with these leaves, unless they
+    /// were [made in advance](Standby::make).
+    pub fn make_beside(&mut self, leaf: Leaf) {
+        let shape = self.shape(leaf);
+        self.standby.make_beside(&shape);
+    }
+
+    /// The address space of the VM that is made, for the plan to be executed in.
     pub fn take_reservation(&mut self) -> Option<Reservation> {
         self.standby.take_reservation()
     }
 
-    /// Whether the VM that was [made in advance](Standby::make) is one for this memory, so that
-    /// [`Microvm::restore`](super::Microvm::restore) makes no other.
-    #[must_use]
-    pub fn is_ready_for(&self, memory: &GuestMemory) -> bool {
+    /// Whether the VM that was [made in advance](Standby::make) or [beside](Self::make_beside) is
+    /// one for this memory, so that [`Microvm::restore`](super::Microvm::restore) makes no other.
+    pub fn is_ready_for(&mut self, memory: &GuestMemory) -> bool {
         let vcpus = u8::try_from(self.state.vcpus.len());
         vcpus.is_ok_and(|vcpus| self.standby.is_ready_for(memory, vcpus))
     }

@@ -88,8 +88,10 @@ pub(super) struct Parts {
     // Fields drop in this order: every view of guest memory before the memory itself.
     pub(super) vcpus: Vec<VcpuFd>,
     threads: Vec<IdleThread>,
-    /// What the vCPUs have already, where they were made before the request.
+    /// What the vCPUs have already, where a standby made them.
     pub(super) fresh: Vec<Fresh>,
+    /// Whether they were made before the request.
+    pub(super) in_advance: bool,
     events: EventManager<Subscriber>,
     pub(super) devices: VirtioSet,
     bus: Bus,
@@ -115,16 +117,16 @@ impl Parts {
     ) -> Result<Self, AssembleError> {
         let Machine { serial, keyboard, devices, known } = machine;
         let mut standby = standby.into();
-        let (frame, fresh) = match standby.take_ready(&memory, vcpus) {
+        let (frame, fresh, in_advance) = match standby.take_ready(&memory, vcpus) {
             Some(ready) => {
-                let Ready { frame, vcpus } = *ready;
-                (frame, vcpus)
+                let Ready { frame, vcpus, in_advance } = *ready;
+                (frame, vcpus, in_advance)
             }
             None => {
                 let (slots, logs_writes) = (memory.slots(), memory.tracks_writes());
                 // SAFETY: `memory` owns these mappings and lives as long as the VM.
                 let frame = unsafe { Frame::create(&standby.kvm, slots, logs_writes, vcpus) }?;
-                (frame, Vec::new())
+                (frame, Vec::new(), false)
             }
         };
         let Frame { vcpus, threads, vm, mut events, inbox, serial_irq, generation_irq, .. } = frame;
@@ -160,6 +162,7 @@ impl Parts {
             vcpus,
             threads,
             fresh,
+            in_advance,
             events,
             devices,
             bus,

@@ -118,7 +118,7 @@ impl Microvm {
         let copied = Instant::now();
 
         let (mut cpuids, mut kept_msrs) = (Vec::new(), Vec::new());
-        let standby = !parts.fresh.is_empty();
+        let standby = parts.in_advance;
         let mut fresh = std::mem::take(&mut parts.fresh).into_iter();
         for ((id, fd), vcpu) in (0u8..).zip(&parts.vcpus).zip(&state.vcpus) {
             let restored = vcpu::state::restore(&parts.kvm.kvm, fd, id, vcpu, fresh.next())?;

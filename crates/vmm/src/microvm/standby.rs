@@ -1,8 +1,10 @@
 //! What is made of a microVM before its snapshot is known.
 
 use std::io;
+use std::thread::JoinHandle;
 
-use firn_memory::{GuestMemory, Leaf, Reservation};
+use firn_base::move_away;
+use firn_memory::{GuestMemory, Leaf, Reservation, Slot};
 use firn_snapshot::MemoryLayout;
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use serde::{Deserialize, Serialize};
@@ -22,6 +24,13 @@ pub struct Shape {
     pub leaf: Leaf,
     /// The CPUID list of each vCPU, in order.
     pub(super) cpuids: Vec<Vec<kvm_cpuid_entry2>>,
+}
+
+impl Shape {
+    /// Address space for its slots.
+    fn reserve(&self) -> Result<Reservation, StandbyError> {
+        Reservation::in_advance(self.layout.clone(), self.leaf).map_err(StandbyError::Reserve)
+    }
 }
 
 /// Why nothing was made in advance.
@@ -48,14 +57,46 @@ pub enum StandbyError {
 /// whose slots lie in reserved address space, its vCPUs with their CPUID, their threads.
 pub struct Standby {
     pub(super) kvm: OpenKvm,
-    ready: Option<Box<Ready>>,
+    ready: Option<Made>,
     reservation: Option<Reservation>,
+}
+
+/// What there is of a microVM.
+enum Made {
+    /// All of a shape.
+    Ready(Box<Ready>),
+    /// A thread makes it beside the start.
+    Beside(JoinHandle<Result<Box<Ready>, StandbyError>>),
 }
 
 /// A frame, and the state that its vCPUs have.
 pub(super) struct Ready {
     pub(super) frame: Frame,
     pub(super) vcpus: Vec<Fresh>,
+    /// Whether it was made before the request.
+    pub(super) in_advance: bool,
+}
+
+impl Ready {
+    /// Makes it for slots over chosen address space.
+    fn make(
+        kvm: &OpenKvm,
+        slots: &[Slot],
+        cpuids: &[Vec<kvm_cpuid_entry2>],
+        in_advance: bool,
+    ) -> Result<Box<Self>, StandbyError> {
+        let count = cpuids.len();
+        let vcpus = u8::try_from(count).map_err(|_| StandbyError::Vcpus(count))?;
+        // SAFETY: no vCPU runs before `Frame::fits` has found guest memory at the slots' addresses.
+        let frame = unsafe { Frame::create(kvm, slots, false, vcpus) }?;
+        let set_up = |(fd, entries): (_, &Vec<_>)| {
+            let cpuid =
+                CpuId::from_entries(entries).map_err(|_| StandbyError::Cpuid(entries.len()))?;
+            Fresh::set_up(&kvm.kvm, fd, cpuid).map_err(StandbyError::Vcpu)
+        };
+        let vcpus = frame.vcpus.iter().zip(cpuids).map(set_up).collect::<Result<_, _>>()?;
+        Ok(Box::new(Self { frame, vcpus, in_advance }))
+    }
 }
 
 impl From<OpenKvm> for Standby {
@@ -77,21 +118,28 @@ impl Standby {
     /// [`StandbyError`]; then nothing is kept.
     pub fn make(&mut self, shape: &Shape) -> Result<(), StandbyError> {
         (self.ready, self.reservation) = (None, None);
-        let count = shape.cpuids.len();
-        let vcpus = u8::try_from(count).map_err(|_| StandbyError::Vcpus(count))?;
-        let reservation = Reservation::in_advance(shape.layout.clone(), shape.leaf)
-            .map_err(StandbyError::Reserve)?;
-        // SAFETY: no vCPU runs before `Frame::fits` has found guest memory at the slots' addresses.
-        let frame = unsafe { Frame::create(&self.kvm, reservation.slots(), false, vcpus) }?;
-        let mut fresh = Vec::new();
-        for (fd, entries) in frame.vcpus.iter().zip(&shape.cpuids) {
-            let cpuid =
-                CpuId::from_entries(entries).map_err(|_| StandbyError::Cpuid(entries.len()))?;
-            fresh.push(Fresh::set_up(&self.kvm.kvm, fd, cpuid).map_err(StandbyError::Vcpu)?);
-        }
-        self.ready = Some(Box::new(Ready { frame, vcpus: fresh }));
+        let reservation = shape.reserve()?;
+        let ready = Ready::make(&self.kvm, reservation.slots(), &shape.cpuids, true)?;
+        self.ready = Some(Made::Ready(ready));
         self.reservation = Some(reservation);
         Ok(())
+    }
+
+    /// Begins to make it in a thread beside this one, if nothing was made in advance. If that
+    /// fails, the start makes it again, and has the error.
+    pub(super) fn make_beside(&mut self, shape: &Shape) {
+        if self.ready.is_some() {
+            return;
+        }
+        let Ok(reservation) = shape.reserve() else { return };
+        let (kvm, slots) = (self.kvm.share(), reservation.slots().to_vec());
+        let cpuids = shape.cpuids.clone();
+        let thread = std::thread::Builder::new().name("make-vm".into());
+        let thread = thread.spawn(move || Ready::make(&kvm, &slots, &cpuids, false));
+        if let Ok(thread) = thread {
+            move_away(&thread);
+            (self.ready, self.reservation) = (Some(Made::Beside(thread)), Some(reservation));
+        }
     }
 
     /// The address space of the slots, for a plan to be executed in.
@@ -99,15 +147,21 @@ impl Standby {
         self.reservation.take()
     }
 
-    /// Whether what was made is for this memory and this number of vCPUs.
-    pub(super) fn is_ready_for(&self, memory: &GuestMemory, vcpus: u8) -> bool {
-        self.ready.as_ref().is_some_and(|ready| ready.frame.fits(memory, vcpus))
+    /// Whether what was made is for this memory and this number of vCPUs. Waits for what is being
+    /// made.
+    pub(super) fn is_ready_for(&mut self, memory: &GuestMemory, vcpus: u8) -> bool {
+        let ready = self.take_ready(memory, vcpus);
+        self.ready = ready.map(Made::Ready);
+        self.ready.is_some()
     }
 
     /// What was made, if it is for this memory and this number of vCPUs.
     pub(super) fn take_ready(&mut self, memory: &GuestMemory, vcpus: u8) -> Option<Box<Ready>> {
-        let fits = self.is_ready_for(memory, vcpus);
-        self.ready.take().filter(|_| fits)
+        let ready = match self.ready.take()? {
+            Made::Ready(ready) => ready,
+            Made::Beside(thread) => thread.join().ok()?.ok()?,
+        };
+        Some(ready).filter(|ready| ready.frame.fits(memory, vcpus))
     }
 
     /// Drops what was made.
