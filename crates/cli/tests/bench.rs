@@ -477,7 +477,7 @@ fn a_signal_leaves_no_files() {
     let directory = tempfile::tempdir().unwrap();
     let dir = directory.path().to_str().unwrap();
     let mut command =
-        bench(&["thaw", "--trace", "sequential-read:4M", "--runs", "100000", "--dir", dir]);
+        bench(&["thaw", "--trace", "sequential-read:4M", "--runs", "1000", "--dir", dir]);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     while !fs::read_dir(directory.path())
         .unwrap()
