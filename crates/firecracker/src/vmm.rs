@@ -179,7 +179,7 @@ impl Load {
         // Dropped after the microVM.
         let _handler;
         let mapped = match memory {
-            LoadMemory::Planned(planner) => source.plan(&*planner, kvm, &clock, tracks)?.map()?,
+            LoadMemory::Planned(planner) => source.plan(&*planner, &clock)?.map(kvm, tracks)?,
             LoadMemory::Served(handler, memory) => {
                 _handler = handler;
                 let mut mapped = source.served(*memory, kvm, &clock)?;

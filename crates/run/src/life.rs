@@ -13,7 +13,7 @@ use firn_memory::loader::Loader;
 use firn_memory::pager::Pager;
 use firn_memory::planners::{self, Planner};
 use firn_memory::{
-    AfterResume, GuestMemory, Leaf, Plan, ProcessCounters, Sources, execute_in, verify_plan,
+    AfterResume, GuestMemory, Plan, ProcessCounters, Sources, execute_in, verify_plan,
 };
 use firn_snapshot::{Grant, NoCopy, Snapshot};
 use firn_vmm::{
@@ -74,12 +74,9 @@ impl From<Result<OpenKvm, OpenKvmError>> for KvmDevice {
     }
 }
 
-/// A plan for a source, and the machine, which this host can run. Its loader works already, and,
-/// without a standby, a thread that makes the VM.
+/// A plan for a source. Its loader works already.
 pub struct Planned<'a> {
     source: &'a Source,
-    machine: FrozenMachine<'a>,
-    tracks_writes: bool,
     /// Closed when guest memory is mapped: it gives access to all extents of the pool.
     medium: Option<File>,
     plan: Plan,
@@ -136,49 +133,28 @@ pub struct Run<'a> {
 }
 
 impl Source {
-    /// Checks that this host can run the machine, makes the plan, and starts the loader, which
-    /// works beside the rest of the start. Guest memory will track writes, or else the VM is made
-    /// beside that, too.
+    /// Makes the plan, and starts the loader, which works beside the rest of the start.
     ///
     /// # Errors
-    /// [`StartError::Incompatible`], [`StartError::Plan`], [`StartError::Load`].
-    pub fn plan(
-        &self,
-        planner: &dyn Planner,
-        kvm: KvmDevice,
-        clock: &Clock,
-        tracks_writes: bool,
-    ) -> Result<Planned<'_>, StartError> {
+    /// [`StartError::Plan`], [`StartError::Load`].
+    pub fn plan(&self, planner: &dyn Planner, clock: &Clock) -> Result<Planned<'_>, StartError> {
         let begin = Instant::now();
-        let mut machine = open_machine(self.snapshot(), kvm)?;
-        if !tracks_writes {
-            machine.make_beside(self.leaf_limit());
-        }
-        let opened = Instant::now();
         let plan = planners::plan(self.snapshot(), self.grant(), planner)?;
-        let plan_ns = nanoseconds(opened.elapsed());
+        let plan_ns = nanoseconds(begin.elapsed());
         let medium = self.grant().and_then(Grant::take_medium);
         let sources = self.sources(medium.as_ref())?;
-        let planned = Instant::now();
+        let begin = Instant::now();
         if self.verify {
             verify_plan(&plan, self.snapshot(), &sources)?;
         }
-        let verified = self.verify.then(|| nanoseconds(planned.elapsed()));
+        let verified = self.verify.then(|| nanoseconds(begin.elapsed()));
         let loader = Loader::start(&plan, &sources, clock.since())?;
         let mut report = self.report(clock);
         report.check_ns = report.check_ns.or(verified);
-        report.times.load_ns += nanoseconds(opened - begin) + verified.unwrap_or_default();
+        report.times.load_ns += verified.unwrap_or_default();
         report.planner.clone_from(&plan.planner);
         report.times.plan_ns = plan_ns;
-        let (source, since) = (self, clock.since());
-        Ok(Planned { source, machine, tracks_writes, medium, plan, loader, report, since })
-    }
-
-    /// No plan has larger leaves.
-    fn leaf_limit(&self) -> Leaf {
-        let extent = self.grant().map(Grant::extent);
-        let is_huge = extent.is_some_and(|extent| extent.leaf >= Leaf::Size1G.bytes());
-        if is_huge { Leaf::Size1G } else { Leaf::Size2M }
+        Ok(Planned { source: self, medium, plan, loader, report, since: clock.since() })
     }
 
     fn sources<'a>(&'a self, medium: Option<&'a File>) -> Result<Sources<'a>, StartError> {
@@ -275,20 +251,26 @@ impl<'a> Planned<'a> {
         &self.plan
     }
 
-    /// Executes the plan up to the resume.
+    /// Checks that this host can run the machine, and executes the plan up to the resume. Guest
+    /// memory tracks writes from then on, or else the VM is made meanwhile.
     ///
     /// # Errors
-    /// [`StartError::Execute`].
-    pub fn map(self) -> Result<Mapped<'a>, StartError> {
-        let Self { source, mut machine, tracks_writes, medium, plan, loader, mut report, since } =
-            self;
+    /// [`StartError::Incompatible`], [`StartError::Execute`].
+    pub fn map(self, kvm: KvmDevice, tracks_writes: bool) -> Result<Mapped<'a>, StartError> {
+        let Self { source, medium, plan, loader, mut report, since } = self;
         let begin = Instant::now();
+        let mut machine = open_machine(source.snapshot(), kvm)?;
+        if !tracks_writes {
+            machine.make_beside(plan.largest_leaf());
+        }
+        let loaded = Instant::now();
         let sources = source.sources(medium.as_ref())?;
         let mut executed = execute_in(&plan, &sources, machine.take_reservation())?;
         if tracks_writes {
             executed.memory.track_writes();
         }
-        report.times.execute_ns = nanoseconds(begin.elapsed());
+        report.times.load_ns += nanoseconds(loaded - begin);
+        report.times.execute_ns = nanoseconds(loaded.elapsed());
         report.times.set_steps(&executed.report);
         report.execute = executed.report;
         Ok(Mapped {

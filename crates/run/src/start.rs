@@ -138,7 +138,7 @@ pub(crate) fn live(
     // What the owner does with that is done when the guest begins to run.
     listener.sized(source.snapshot().manifest().layout.total_bytes(), host.written_disk_memory());
     let (mut mapped, recording) = match record {
-        None => (source.plan(planner, kvm, clock, guest.tracks_writes())?.map()?, None),
+        None => (source.plan(planner, clock)?.map(kvm, guest.tracks_writes())?, None),
         Some(spec) => {
             let (memory, recording) = Recording::start(spec, source.snapshot(), &mut descriptors)?;
             (source.recorded(memory, kvm, clock)?, Some(recording))

@@ -11,6 +11,8 @@ mod outcome;
 mod page;
 mod picture;
 mod programs;
+#[cfg(test)]
+mod records;
 mod replays;
 #[cfg(test)]
 mod sentences;

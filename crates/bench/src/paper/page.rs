@@ -6,6 +6,7 @@
 //! - `<!-- NAME | COLUMN | PLANNER -->`: the same, divided by the numbers of a planner;
 //! - `<!-- NAME | host -->`: how it was measured;
 //! - `<!-- NAME | allocated -->`: which pages of its functions were free at the freeze;
+//! - `<!-- NAME | marked -->`: which pages of them the guest's kernel allocated after the thaw;
 //! - `<!-- NAME -->`: the table of an experiment without rows for planners;
 //! - `<!-- NAME | TIME -->`, `<!-- NAME | TIME | FUNCTION FUNCTION -->`: a time of an experiment of
 //!   SYSTOR '22 by tier, of all functions or of some; for TIME also `classes` or `working sets`.
@@ -13,16 +14,22 @@
 //! A file of `SESSIONS` has results of `firn bench thaw`, and `NAME/SESSION` is one of its
 //! sessions; `NAME/SESSION*` are those whose names begin so.
 //!
+//! A comment of several lines makes a table of any other file ([`records`]), which can have
+//! `<!-- NAME | host -->`, too.
+//!
 //! Documents are written by hand, so this is used by tests alone, and by `make result-pages`.
 
-use std::io;
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use firn_base::{PAGE_SIZE, format_bytes};
-use firn_memory::trace::Access;
+use firn_memory::trace::{Access, Trace};
 use serde_json::{Value, json};
 
 use super::outcome::Outcome;
 use super::picture::names;
+use super::records;
 use super::replays::Quantity;
 use super::systor::SystorOutcome;
 use super::text::{Cell, Column, PARTS, at_once};
@@ -35,6 +42,8 @@ use crate::traces::load;
 
 const BEGIN: &str = "<!-- ";
 const CLOSE: &str = " -->";
+/// The end of a comment about how something was measured.
+const HOST: &str = " | host";
 pub(super) const END: &str = "<!-- end -->";
 /// Files with sessions of `firn bench thaw` that are not of a paper.
 const SESSIONS: [&str; 11] = [
@@ -103,6 +112,7 @@ impl Results {
         match (self, column) {
             (Self::Replays(results), Some("host")) => Some(results.conditions()),
             (Self::Replays(results), Some("allocated")) => results.allocated(),
+            (Self::Replays(results), Some("marked")) => results.marked(),
             (Self::Replays(results), Some(column)) => results.by_planner(column, more),
             (Self::Replays(results), None) => results.without_rows(),
             (Self::Tiers(results), column) => results.by_tier(column?, more),
@@ -118,17 +128,35 @@ fn fill(page: &str, mut read: impl FnMut(&str) -> io::Result<String>) -> Result<
     while let Some(line) = lines.next() {
         filled.push_str(line);
         let Some(comment) = table_name(line) else { continue };
+        let mut fields = Vec::new();
+        if !line.contains(CLOSE) {
+            fields.extend(lines.by_ref().take_while(|line| line.trim_end() != CLOSE.trim_start()));
+            filled.extend(fields.iter().copied().chain(["-->\n"]));
+        }
         let mut parts = comment.split(" | ");
         let (place, column, more) = (parts.next().unwrap_or_default(), parts.next(), parts.next());
         let (name, session) =
             place.split_once('/').map_or((place, None), |(name, session)| (name, Some(session)));
-        let results = read(name).and_then(|json| Ok(Results::of_json(name, &json)?));
-        let mut results =
-            results.map_err(|error| format!("cannot read the results of {name}: {error}"))?;
-        if let Some(session) = session {
-            results.retain(session);
-        }
-        let text = results.text(column, more);
+        let unreadable = |error| format!("cannot read the results of {name}: {error}");
+        let json = read(name).map_err(unreadable)?;
+        let text = if fields.is_empty() && (is_of_paper(name) || !comment.ends_with(HOST)) {
+            let results = Results::of_json(name, &json).map_err(|error| unreadable(error.into()));
+            let mut results = results?;
+            if let Some(session) = session {
+                results.retain(session);
+            }
+            results.text(column, more)
+        } else {
+            let mut file: Value = serde_json::from_str(&json).map_err(|e| unreadable(e.into()))?;
+            let fields: Vec<&str> = fields.iter().map(|line| line.trim_end()).collect();
+            match column {
+                Some("host") => {
+                    let host = serde_json::from_value(file["host"].take());
+                    Some(host_lines(&host.map_err(|error| unreadable(error.into()))?) + "\n")
+                }
+                list => list.and_then(|list| records::table(&file, list, &fields)),
+            }
+        };
         let text = text.ok_or_else(|| format!("the results have no table {comment:?}"))?;
         filled.push_str(&format!("\n{text}\n{END}\n"));
         if !lines.any(|line| line.trim_end() == END) {
@@ -138,11 +166,16 @@ fn fill(page: &str, mut read: impl FnMut(&str) -> io::Result<String>) -> Result<
     Ok(filled)
 }
 
-/// The text of a comment that names a file of results.
+/// The text of a comment that names a file of results; of a comment of several lines, the first
+/// one.
 pub(super) fn table_name(line: &str) -> Option<&str> {
-    let comment = line.trim_end().strip_prefix(BEGIN)?.strip_suffix(CLOSE)?;
+    let comment = line.trim_end().strip_prefix(BEGIN)?;
+    let Some(comment) = comment.strip_suffix(CLOSE) else {
+        return comment.contains(" | ").then_some(comment);
+    };
     let name = comment.split([' ', '/']).next()?;
-    (is_of_paper(name) || SESSIONS.contains(&name)).then_some(comment)
+    let is_result = is_of_paper(name) || SESSIONS.contains(&name) || comment.ends_with(HOST);
+    is_result.then_some(comment)
 }
 
 /// Sessions of `firn bench thaw`, one or several, as the places of an experiment.
@@ -341,6 +374,28 @@ impl Outcome {
         Some(markdown(&head, &rows.collect::<Option<Vec<_>>>()?))
     }
 
+    /// Which pages that its functions touch the guest's kernel allocated after the thaw, by its
+    /// tracepoint `kmem:mm_page_alloc` (`make traces FUNCTIONS=NAME-marking`).
+    fn marked(&self) -> Option<String> {
+        let rows = names(self.rows().map(|(_, row)| &*row.trace)).into_iter().map(|name| {
+            let file = |ending| fs::read(root().join(format!("traces/marking/{name}.{ending}")));
+            let trace = Trace::decode(&file("trace").ok()?).ok()?;
+            let recorded: Value = serde_json::from_slice(&file("json").ok()?).ok()?;
+            let runs: Vec<[u64; 2]> = serde_json::from_value(recorded["allocated"].clone()).ok()?;
+            let allocated: HashSet<u64> =
+                runs.iter().flat_map(|[first, pages]| *first..first + pages).collect();
+            let touched: HashSet<u64> = trace.touches().iter().map(|touch| touch.page).collect();
+            let free = |page: &&u64| trace.free().is_some_and(|free| free.get(**page));
+            let marked = touched.intersection(&allocated);
+            let both = marked.clone().filter(free).count();
+            let free = touched.iter().filter(free).count();
+            let counts = [touched.len(), free, marked.count(), both].map(|count| count.to_string());
+            Some(std::iter::once(name.to_owned()).chain(counts).collect())
+        });
+        let head = ["function", "pages touched", "free at the freeze", "allocated", "both"];
+        Some(markdown(&head, &rows.collect::<Option<Vec<Vec<String>>>>()?))
+    }
+
     /// How it was measured, and the noise.
     fn conditions(&self) -> String {
         let ratios = self.sessions.iter().flat_map(|place| &place.noise);
@@ -375,6 +430,11 @@ fn short(planner: &str, all: &[&str]) -> String {
     let options = options.split(',').filter(|option| !option.is_empty());
     let own: Vec<&str> = options.filter(|option| !is_in_all(option)).collect();
     if own.is_empty() { name.to_owned() } else { format!("{name}:{}", own.join(",")) }
+}
+
+/// The root of the sources.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 fn with_options(planner: &str) -> (&str, &str) {

@@ -1,6 +1,4 @@
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::paper::replays::Quantity;
@@ -16,7 +14,7 @@ fn filled(page: &str, results: &Outcome) -> Result<String, String> {
 }
 
 fn documents() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")
+    root().join("docs")
 }
 
 #[test]
@@ -222,4 +220,22 @@ fn what_cannot_be_filled_is_an_error() {
     assert!(error(page).contains("no table"));
     let missing = fill("<!-- pass-x | host -->\n<!-- end -->\n", |_| Err(io::Error::other("gone")));
     assert_eq!(missing.unwrap_err(), "cannot read the results of pass-x: gone");
+}
+
+#[test]
+fn a_comment_of_several_lines_makes_a_table_of_any_file() {
+    let file = r#"{"host": 1, "rows": [{"name": "a", "ms": {"median": 2.5, "min": 2, "max": 3}}]}"#;
+    let fill = |page: &str| fill(page, |_| Ok(file.to_owned()));
+    let page = "One.\n<!-- a-file | rows\nname = name\ntime, ms = ms\n-->\nold\n<!-- end -->\n\
+        It takes 2.5 ms.\n<!-- numbers\n2.5 = rows: a: time, ms\n-->\n";
+    let made = fill(page).unwrap();
+    assert!(made.contains("-->\n\n| name | time, ms            |\n"), "{made}");
+    assert!(made.contains("\n| a    | 2.50 (2.00 to 3.00) |\n") && !made.contains("old"), "{made}");
+    assert_eq!(fill(&made).unwrap(), made, "a page that is filled stays as it is");
+    assert_eq!(sentences::check(&made), Ok(()));
+    let wrong = sentences::check(&made.replace("2.5 ", "2.6 ")).unwrap_err();
+    assert!(wrong.contains("the tables have 2.5"), "{wrong}");
+    let missing = fill("<!-- a-file | rows\nname = names\n-->\n<!-- end -->\n").unwrap_err();
+    assert!(missing.contains("no table \"a-file | rows\""), "{missing}");
+    assert!(fill("<!-- a-file | host -->\n<!-- end -->\n").is_err(), "the host has no text");
 }

@@ -230,7 +230,7 @@ pub(crate) fn boot(
     let directory = SourceSpec::Directory { files, path, verify: false, verifier: None };
     let source = Source::open(&directory, &*planner, &mut descriptors)?;
     let traces = traces_of(source.snapshot().manifest()).ok_or(StartError::NotPlayer)?;
-    let mapped = source.plan(&*planner, kvm, clock, false)?.map()?;
+    let mapped = source.plan(&*planner, clock)?.map(kvm, false)?;
     let function = traces.join(",");
     let microvm = mapped.restore(host(Vec::new()))?.microvm;
     let Some(served) = Served::take(spec, &mut descriptors)? else {

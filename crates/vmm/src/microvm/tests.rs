@@ -287,18 +287,23 @@ fn a_standby_of_the_same_shape_becomes_the_microvm() {
         (vec![&larger, &shape], true),
         (vec![&shape, &larger], false),
     ];
-    for (shapes, fits) in made {
+    for ((shapes, fits), beside) in made.iter().flat_map(|made| [(made, false), (made, true)]) {
         let mut standby = Standby::from(kvm());
-        for shape in &shapes {
+        for shape in shapes {
             standby.make(shape).unwrap();
         }
         let mut machine = FrozenMachine::open_on(&snapshot, standby).unwrap();
+        if beside {
+            machine.make_beside(plan.largest_leaf());
+        }
         let reserved = machine.take_reservation();
         let sources = Sources::of(&snapshot, None).unwrap();
         let memory = execute_in(&plan, &sources, reserved).unwrap().memory;
+        let is_ready = *fits || beside && shapes.is_empty();
+        assert_eq!(machine.is_ready_for(&memory), is_ready, "{beside}, {shapes:?}");
         let (host, reports) = host();
         let (mut microvm, report) = Microvm::restore(machine, memory, host).unwrap();
-        assert_eq!(report.standby, fits, "{shapes:?}");
+        assert_eq!(report.standby, *fits, "{beside}, {shapes:?}");
         microvm.resume().unwrap();
         follow(&reports, 2, &mut rounds.clone(), 20);
     }
