@@ -1,11 +1,13 @@
 #!/bin/sh
-# record.sh FUNCTION [PERIOD|sizes|paper|holders]: records the traces of a function. `make traces`
+# record.sh FUNCTION [PERIOD|sizes|paper|holders|marking]: records the traces of a function. `make traces`
 # starts it in the lab. The function is booted and frozen once, and both inputs are recorded from
 # that snapshot.
 # With a period, input a is recorded alone, with repeated accesses and a second invocation (-a2).
 # With `sizes` or `paper` it is booted with 1 GiB, and the inputs in that folder of traces are
 # recorded.
 # With `holders` input a is recorded with what held the pages, beside the other traces.
+# With `marking` input a is recorded with the pages that the guest's kernel allocated meanwhile, which
+# the kernel prints into its log, and the function reads there.
 set -eu
 function=$1
 what=${2-}
@@ -54,10 +56,20 @@ case $what in
 '') ending= ;;
 sizes | paper) ending=-$what memory="--memory 1G" ;;
 holders) ending=-holders ;;
+marking)
+    ending=-marking
+    cp -r /in/functions /in/allocations /tmp
+    mv "/tmp/functions/$function/handler.py" "/tmp/functions/$function/work.py"
+    cp /in/allocations/handler.py "/tmp/functions/$function"
+    folder=/tmp/functions/$function
+    # With the log.
+    memory="--memory 2G"
+    printed="trace_event=kmem:mm_page_alloc tp_printk log_buf_len=64M sysctl.kernel.dmesg_restrict=0 loglevel=0"
+    ;;
 *) ending=-a2 ;;
 esac
 # shellcheck disable=SC2086 # It is two words or none.
-firn boot --name one --time-limit 900 $memory --detach "$folder"
+firn boot --name one --time-limit 900 $memory ${printed:+--cmdline "$printed"} --detach "$folder"
 # The kernel's own start-up work takes a while. In this lab idle time passes at once.
 sleep 20
 if [ "$function-$what" = ffmpeg-sizes ]; then
@@ -65,6 +77,10 @@ if [ "$function-$what" = ffmpeg-sizes ]; then
     listed | while read -r _ event; do
         firn invoke one "$event"
     done
+fi
+if [ "$what" = marking ]; then
+    # The log is read from here on.
+    firn invoke one "{\"event\": $(cat "$folder/input-b.json"), \"report\": false}" >/dev/null
 fi
 firn freeze one snapshot
 case $what in
@@ -84,6 +100,12 @@ holders)
     once a "@$folder/input-a.json" "$function-a" --holders "$function-a.json"
     mkdir -p /out/holders
     mv "$function-a.json" "$function-a.trace" /out/holders
+    ;;
+marking)
+    once a "{\"event\": $(cat "$folder/input-a.json"), \"report\": true}" "$function-a"
+    mkdir -p /out/marking
+    sed -E 's/.*"allocated": ?/{"allocated": /' answer >"/out/marking/$function-a.json"
+    mv "$function-a.trace" /out/marking
     ;;
 *) known a "$function-a2" --again "$what" ;;
 esac

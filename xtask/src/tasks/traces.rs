@@ -24,22 +24,23 @@ const AGAIN: [(&str, &str); 10] = [
 /// What the name of such a trace ends with.
 const AGAIN_ENDING: &str = "-a2";
 
-/// What the names of other recordings end with, each with a folder in `traces`: inputs of other
-/// sizes, inputs of a paper's size, what held the pages.
-const OTHERS: [&str; 3] = [SIZES, PAPER, "holders"];
+/// What the names of other recordings end with, each with a folder in `traces`.
+const OTHERS: [&str; 4] = [SIZES, PAPER, "holders", "marking"];
 const SIZES: &str = "sizes";
 const PAPER: &str = "paper";
 
 /// Records the traces that are missing, or those in `FUNCTIONS`: `NAME` for a function's two
 /// inputs, `NAME-a2` for its trace with repeated accesses, `NAME-sizes` for inputs of other sizes,
 /// `NAME-paper` for those of a paper's size, `NAME-holders` for what held the pages that input a
-/// touched. Every recording has a lab of its own, so a failure of one does not affect the others.
+/// touched, `NAME-marking` for those that the guest's kernel allocated. Every recording has a lab
+/// of its own, so a failure of one does not affect the others.
 pub(super) fn record(context: &Context) -> Result<()> {
     let mut failed = String::new();
     for name in recordings(context)? {
         let step = lab::run(&context.paths, "--icount --timeout 3600")
             .args(["--in", "guest/functions", "--in", "traces/record.sh"])
             .args(["--in", "traces/sizes", "--in", "traces/paper"])
+            .args(["--in", "tests/functions/allocations"])
             .args(["--out", "traces", "--"])
             .args(["sh", "/in/record.sh"])
             .args(arguments(&name)?);
