@@ -245,8 +245,8 @@ pub static EXPERIMENTS: [Experiment; 36] = [
             ),
             ..Replays::ONE
         }]),
-        verdict: Verdict::Partly("at the smallest budget, not above it"),
-        measured: "[json](pass.md#figure-13-memory-pressure)",
+        verdict: Verdict::Partly("on recognition, and on json at the smallest budget"),
+        measured: "[json and recognition](pass.md#figure-13-memory-pressure)",
     },
     Experiment {
         name: "pass-figure-14",
@@ -254,7 +254,7 @@ pub static EXPERIMENTS: [Experiment; 36] = [
         title: "Maximum concurrency by the budget",
         way: Way::Replays(&[Replays { quantity: Quantity::Carried, ..FILLED }]),
         verdict: Verdict::Partly("with small budgets; the order turns where the pool is full"),
-        measured: "[two functions, six budgets](pass.md#figure-14-how-many-fit)",
+        measured: "[two functions, six budgets, three pools](pass.md#figure-14-how-many-fit)",
     },
     Experiment {
         name: "pass-table-1",

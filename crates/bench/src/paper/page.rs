@@ -385,11 +385,11 @@ impl Outcome {
             let allocated: HashSet<u64> =
                 runs.iter().flat_map(|[first, pages]| *first..first + pages).collect();
             let touched: HashSet<u64> = trace.touches().iter().map(|touch| touch.page).collect();
-            let free = |page: &&u64| trace.free().is_some_and(|free| free.get(**page));
-            let marked = touched.intersection(&allocated);
-            let both = marked.clone().filter(free).count();
-            let free = touched.iter().filter(free).count();
-            let counts = [touched.len(), free, marked.count(), both].map(|count| count.to_string());
+            let is_free = |page: &&u64| trace.free().is_some_and(|free| free.get(**page));
+            let marked: Vec<&u64> = touched.intersection(&allocated).collect();
+            let both = marked.iter().copied().filter(is_free).count();
+            let free = touched.iter().filter(is_free).count();
+            let counts = [touched.len(), free, marked.len(), both].map(|count| count.to_string());
             Some(std::iter::once(name.to_owned()).chain(counts).collect())
         });
         let head = ["function", "pages touched", "free at the freeze", "allocated", "both"];

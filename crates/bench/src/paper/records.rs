@@ -30,7 +30,8 @@ pub(super) fn table(file: &Value, list: &str, columns: &[&str]) -> Option<String
         return None;
     }
     let head: Vec<&str> = columns.iter().map(|(head, _)| *head).collect();
-    let row = |object| columns.iter().map(|(_, path)| cell(path, field(object, path))).collect();
+    let row =
+        |object: &&Value| columns.iter().map(|(_, path)| cell(path, field(object, path))).collect();
     Some(markdown(&head, &objects.iter().map(row).collect::<Vec<_>>()))
 }
 
