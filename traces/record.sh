@@ -1,13 +1,13 @@
 #!/bin/sh
-# record.sh FUNCTION [PERIOD|sizes|paper|holders|marking]: records the traces of a function. `make traces`
-# starts it in the lab. The function is booted and frozen once, and both inputs are recorded from
-# that snapshot.
+# record.sh FUNCTION [PERIOD|sizes|paper|holders|marking]: records the traces of a function. `make
+# traces` starts it in the lab. The function is booted and frozen once, and both inputs are recorded
+# from that snapshot.
 # With a period, input a is recorded alone, with repeated accesses and a second invocation (-a2).
 # With `sizes` or `paper` it is booted with 1 GiB, and the inputs in that folder of traces are
 # recorded.
 # With `holders` input a is recorded with what held the pages, beside the other traces.
-# With `marking` input a is recorded with the pages that the guest's kernel allocated meanwhile, which
-# the kernel prints into its log, and the function reads there.
+# With `marking` input a is recorded with the pages that the guest's kernel allocated meanwhile,
+# which the kernel prints into its log, and the function reads there.
 set -eu
 function=$1
 what=${2-}
