@@ -15,6 +15,7 @@ pub fn check_memory(report: &Value, zeros: &BTreeSet<u64>) {
     let found: BTreeSet<u64> = runs.iter().flat_map(PageRange::range).collect();
     assert_eq!(count("differing"), found.len() as u64, "{report}");
     assert!(found.is_subset(zeros), "in use, and zero: {:?}", found.difference(zeros).next());
-    // Most of guest memory was compared, and the guest wrote pages.
-    assert!((100..count("pages") / 2).contains(&count("written")), "{report}");
+    // Memory was compared, and the guest wrote pages. What it has reported as free counts as
+    // written: in a run that takes long, more than half of all.
+    assert!((100..count("pages") / 10 * 9).contains(&count("written")), "{report}");
 }
