@@ -15,7 +15,8 @@ pub fn check_memory(report: &Value, zeros: &BTreeSet<u64>) {
     let found: BTreeSet<u64> = runs.iter().flat_map(PageRange::range).collect();
     assert_eq!(count("differing"), found.len() as u64, "{report}");
     assert!(found.is_subset(zeros), "in use, and zero: {:?}", found.difference(zeros).next());
-    // Memory was compared, and the guest wrote pages. What it has reported as free counts as
-    // written: in a run that takes long, more than half of all.
-    assert!((100..count("pages") / 10 * 9).contains(&count("written")), "{report}");
+    // Most of guest memory was compared, and the guest wrote pages. In a run that takes long it has
+    // also reported its free pages, half of all and more.
+    let written = count("written") - count("reported");
+    assert!((100..count("pages") / 2).contains(&written), "{report}");
 }

@@ -24,6 +24,9 @@ pub struct CompareReport {
     pub pages: u64,
     /// Pages that were written since the restore, and are not compared.
     pub written: u64,
+    /// Those of them that the guest has reported free, whose contents are lost.
+    #[serde(default)]
+    pub reported: u64,
     /// Pages that differ.
     pub differing: u64,
     /// The first differing pages (guest-physical address / 4096), at most 16.
@@ -128,6 +131,7 @@ fn compare_without(
         return Err(CompareError::OtherSize { zero_map: zero_map.pages(), memory: report.pages });
     }
     let mut zeros = PageSet::new(report.pages);
+    let reported = memory.reported();
     let view = memory.vm_memory();
     let bytes_at_once = usize_of(PAGES_AT_ONCE * PAGE_SIZE);
     let (mut is, mut should_be) = (vec![0; bytes_at_once], vec![0; bytes_at_once]);
@@ -151,6 +155,7 @@ fn compare_without(
                 let image_page = offset / PAGE_SIZE + page;
                 if written.get(image_page) {
                     report.written += 1;
+                    report.reported += u64::from(reported.get(image_page));
                     continue;
                 }
                 if is == should_be {

@@ -59,3 +59,17 @@ fn a_replica_is_compared_with_its_sealed_extent() {
     // The other pages equal the sealed extent.
     assert_eq!(report.differing, 2);
 }
+
+#[test]
+fn pages_that_were_reported_free_are_counted_apart() {
+    let mut memory =
+        GuestMemory::anonymous(MemoryLayout::for_size(PAGES * PAGE_SIZE).unwrap()).unwrap();
+    let image = tempfile::tempfile().unwrap();
+    image.set_len(PAGES * PAGE_SIZE).unwrap();
+    memory.track_writes();
+    memory.vm_memory().write_obj(7u8, GuestAddress(3 * PAGE_SIZE)).unwrap();
+    memory.discard(5 * PAGE_SIZE, 2 * PAGE_SIZE).unwrap();
+    let written = memory.written().unwrap();
+    let report = compare_without(&memory, &image, &PageSet::new(PAGES), &written).unwrap();
+    assert_eq!((report.written, report.reported, report.differing), (3, 2, 0));
+}

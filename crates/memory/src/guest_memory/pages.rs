@@ -82,6 +82,11 @@ impl GuestMemory {
 }
 
 impl GuestMemory {
+    /// The image pages that the guest has reported free, touched since or not.
+    pub(crate) fn reported(&self) -> PageSet {
+        self.reported.lock().clone()
+    }
+
     /// The image pages that the guest reported free ([`discard`](GuestMemory::discard)) and that
     /// were not touched since, ascending: they are zeros. No page is read. Of more than
     /// `MAX_REPORTED` ranges the longest are listed; the others are pages like any other, and so
