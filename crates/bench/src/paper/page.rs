@@ -6,7 +6,6 @@
 //! - `<!-- NAME | COLUMN | PLANNER -->`: the same, divided by the numbers of a planner;
 //! - `<!-- NAME | host -->`: how it was measured;
 //! - `<!-- NAME | allocated -->`: which pages of its functions were free at the freeze;
-//! - `<!-- NAME | marked -->`: which pages of them the guest's kernel allocated after the thaw;
 //! - `<!-- NAME -->`: the table of an experiment without rows for planners;
 //! - `<!-- NAME | TIME -->`, `<!-- NAME | TIME | FUNCTION FUNCTION -->`: a time of an experiment of
 //!   SYSTOR '22 by tier, of all functions or of some; for TIME also `classes` or `working sets`.
@@ -19,12 +18,10 @@
 //!
 //! Documents are written by hand, so this is used by tests alone, and by `make result-pages`.
 
-use std::collections::HashSet;
-use std::path::{Path, PathBuf};
-use std::{fs, io};
+use std::io;
 
 use firn_base::{PAGE_SIZE, format_bytes};
-use firn_memory::trace::{Access, Trace};
+use firn_memory::trace::Access;
 use serde_json::{Value, json};
 
 use super::outcome::Outcome;
@@ -42,6 +39,8 @@ use crate::traces::load;
 
 const BEGIN: &str = "<!-- ";
 const CLOSE: &str = " -->";
+/// The last line of a comment of several lines.
+const CLOSE_LINES: &str = "-->";
 /// The end of a comment about how something was measured.
 const HOST: &str = " | host";
 pub(super) const END: &str = "<!-- end -->";
@@ -112,7 +111,6 @@ impl Results {
         match (self, column) {
             (Self::Replays(results), Some("host")) => Some(results.conditions()),
             (Self::Replays(results), Some("allocated")) => results.allocated(),
-            (Self::Replays(results), Some("marked")) => results.marked(),
             (Self::Replays(results), Some(column)) => results.by_planner(column, more),
             (Self::Replays(results), None) => results.without_rows(),
             (Self::Tiers(results), column) => results.by_tier(column?, more),
@@ -128,35 +126,16 @@ fn fill(page: &str, mut read: impl FnMut(&str) -> io::Result<String>) -> Result<
     while let Some(line) = lines.next() {
         filled.push_str(line);
         let Some(comment) = table_name(line) else { continue };
-        let mut fields = Vec::new();
+        let mut columns = None;
         if !line.contains(CLOSE) {
-            fields.extend(lines.by_ref().take_while(|line| line.trim_end() != CLOSE.trim_start()));
-            filled.extend(fields.iter().copied().chain(["-->\n"]));
+            let lines: Vec<_> =
+                lines.by_ref().take_while(|line| line.trim_end() != CLOSE_LINES).collect();
+            filled.extend(lines.iter().copied().chain([CLOSE_LINES, "\n"]));
+            columns = Some(lines.into_iter().map(str::trim_end).collect::<Vec<_>>());
         }
-        let mut parts = comment.split(" | ");
-        let (place, column, more) = (parts.next().unwrap_or_default(), parts.next(), parts.next());
-        let (name, session) =
-            place.split_once('/').map_or((place, None), |(name, session)| (name, Some(session)));
-        let unreadable = |error| format!("cannot read the results of {name}: {error}");
-        let json = read(name).map_err(unreadable)?;
-        let text = if fields.is_empty() && (is_of_paper(name) || !comment.ends_with(HOST)) {
-            let results = Results::of_json(name, &json).map_err(|error| unreadable(error.into()));
-            let mut results = results?;
-            if let Some(session) = session {
-                results.retain(session);
-            }
-            results.text(column, more)
-        } else {
-            let mut file: Value = serde_json::from_str(&json).map_err(|e| unreadable(e.into()))?;
-            let fields: Vec<&str> = fields.iter().map(|line| line.trim_end()).collect();
-            match column {
-                Some("host") => {
-                    let host = serde_json::from_value(file["host"].take());
-                    Some(host_lines(&host.map_err(|error| unreadable(error.into()))?) + "\n")
-                }
-                list => list.and_then(|list| records::table(&file, list, &fields)),
-            }
-        };
+        let (name, _) = comment.split_once([' ', '/']).unwrap_or((comment, ""));
+        let text = read(name).and_then(|json| Ok(table_of(comment, columns.as_deref(), &json)?));
+        let text = text.map_err(|error| format!("cannot read the results of {name}: {error}"))?;
         let text = text.ok_or_else(|| format!("the results have no table {comment:?}"))?;
         filled.push_str(&format!("\n{text}\n{END}\n"));
         if !lines.any(|line| line.trim_end() == END) {
@@ -164,6 +143,35 @@ fn fill(page: &str, mut read: impl FnMut(&str) -> io::Result<String>) -> Result<
         }
     }
     Ok(filled)
+}
+
+/// The text of a comment's table of the JSON that it names. `columns` are the lines of a comment of
+/// several lines. `None` if the results have no such table.
+fn table_of(
+    comment: &str,
+    columns: Option<&[&str]>,
+    json: &str,
+) -> serde_json::Result<Option<String>> {
+    let mut parts = comment.split(" | ");
+    let (place, column, more) = (parts.next().unwrap_or_default(), parts.next(), parts.next());
+    let (name, session) =
+        place.split_once('/').map_or((place, None), |(name, session)| (name, Some(session)));
+    match (columns, column) {
+        (Some(columns), Some(list)) => {
+            Ok(records::table(&serde_json::from_str(json)?, list, columns))
+        }
+        (None, Some("host")) if !is_of_paper(name) => {
+            let mut file: Value = serde_json::from_str(json)?;
+            Ok(Some(host_lines(&serde_json::from_value(file["host"].take())?) + "\n"))
+        }
+        _ => {
+            let mut results = Results::of_json(name, json)?;
+            if let Some(session) = session {
+                results.retain(session);
+            }
+            Ok(results.text(column, more))
+        }
+    }
 }
 
 /// The text of a comment that names a file of results; of a comment of several lines, the first
@@ -374,28 +382,6 @@ impl Outcome {
         Some(markdown(&head, &rows.collect::<Option<Vec<_>>>()?))
     }
 
-    /// Which pages that its functions touch the guest's kernel allocated after the thaw, by its
-    /// tracepoint `kmem:mm_page_alloc` (`make traces FUNCTIONS=NAME-marking`).
-    fn marked(&self) -> Option<String> {
-        let rows = names(self.rows().map(|(_, row)| &*row.trace)).into_iter().map(|name| {
-            let file = |ending| fs::read(root().join(format!("traces/marking/{name}.{ending}")));
-            let trace = Trace::decode(&file("trace").ok()?).ok()?;
-            let recorded: Value = serde_json::from_slice(&file("json").ok()?).ok()?;
-            let runs: Vec<[u64; 2]> = serde_json::from_value(recorded["allocated"].clone()).ok()?;
-            let allocated: HashSet<u64> =
-                runs.iter().flat_map(|[first, pages]| *first..first + pages).collect();
-            let touched: HashSet<u64> = trace.touches().iter().map(|touch| touch.page).collect();
-            let is_free = |page: &&u64| trace.free().is_some_and(|free| free.get(**page));
-            let marked: Vec<&u64> = touched.intersection(&allocated).collect();
-            let both = marked.iter().copied().filter(is_free).count();
-            let free = touched.iter().filter(is_free).count();
-            let counts = [touched.len(), free, marked.len(), both].map(|count| count.to_string());
-            Some(std::iter::once(name.to_owned()).chain(counts).collect())
-        });
-        let head = ["function", "pages touched", "free at the freeze", "allocated", "both"];
-        Some(markdown(&head, &rows.collect::<Option<Vec<Vec<String>>>>()?))
-    }
-
     /// How it was measured, and the noise.
     fn conditions(&self) -> String {
         let ratios = self.sessions.iter().flat_map(|place| &place.noise);
@@ -430,11 +416,6 @@ fn short(planner: &str, all: &[&str]) -> String {
     let options = options.split(',').filter(|option| !option.is_empty());
     let own: Vec<&str> = options.filter(|option| !is_in_all(option)).collect();
     if own.is_empty() { name.to_owned() } else { format!("{name}:{}", own.join(",")) }
-}
-
-/// The root of the sources.
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 fn with_options(planner: &str) -> (&str, &str) {

@@ -1,4 +1,6 @@
 use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::paper::replays::Quantity;
@@ -14,7 +16,7 @@ fn filled(page: &str, results: &Outcome) -> Result<String, String> {
 }
 
 fn documents() -> PathBuf {
-    root().join("docs")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")
 }
 
 #[test]
