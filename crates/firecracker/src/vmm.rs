@@ -180,13 +180,12 @@ impl Load {
         let _handler;
         let mapped = match memory {
             LoadMemory::Planned(planner) => source.plan(&*planner, &clock)?.map(kvm, tracks)?,
-            LoadMemory::Served(handler, memory) => {
+            LoadMemory::Served(handler, mut memory) => {
                 _handler = handler;
-                let mut mapped = source.served(*memory, kvm, &clock)?;
                 if tracks {
-                    mapped.memory_mut().track_writes();
+                    memory.track_writes();
                 }
-                mapped
+                source.served(*memory, kvm, &clock)?
             }
         };
         let restored = mapped.restore(host)?;

@@ -287,11 +287,6 @@ impl<'a> Planned<'a> {
 }
 
 impl<'a> Mapped<'a> {
-    /// Guest memory.
-    pub fn memory_mut(&mut self) -> &mut GuestMemory {
-        &mut self.memory
-    }
-
     /// The machine, to change what a guest starts with.
     pub fn machine_mut(&mut self) -> &mut FrozenMachine<'a> {
         &mut self.machine

@@ -103,8 +103,10 @@ impl FrozenMachine<'_> {
     /// Begins to make the VM and its vCPUs in a thread, for a plan with these leaves, unless they
     /// were [made in advance](Standby::make).
     pub fn make_beside(&mut self, leaf: Leaf) {
-        let shape = self.shape(leaf);
-        self.standby.make_beside(&shape);
+        if !self.standby.has_begun() {
+            let shape = self.shape(leaf);
+            self.standby.make_beside(shape);
+        }
     }
 
     /// The address space of the VM that is made, for the plan to be executed in.

@@ -125,17 +125,18 @@ impl Standby {
         Ok(())
     }
 
-    /// Begins to make it in a thread beside this one, if nothing was made in advance. If that
-    /// fails, the start makes it again, and has the error.
-    pub(super) fn make_beside(&mut self, shape: &Shape) {
-        if self.ready.is_some() {
-            return;
-        }
+    /// Whether something was made, or is being made.
+    pub(super) fn has_begun(&self) -> bool {
+        self.ready.is_some()
+    }
+
+    /// Begins to make it in a thread beside this one. If that fails, the start makes it again, and
+    /// has the error.
+    pub(super) fn make_beside(&mut self, shape: Shape) {
         let Ok(reservation) = shape.reserve() else { return };
         let (kvm, slots) = (self.kvm.share(), reservation.slots().to_vec());
-        let cpuids = shape.cpuids.clone();
         let thread = std::thread::Builder::new().name("make-vm".into());
-        let thread = thread.spawn(move || Ready::make(&kvm, &slots, &cpuids, false));
+        let thread = thread.spawn(move || Ready::make(&kvm, &slots, &shape.cpuids, false));
         if let Ok(thread) = thread {
             move_away(&thread);
             (self.ready, self.reservation) = (Some(Made::Beside(thread)), Some(reservation));
