@@ -19,7 +19,7 @@ use crate::virtio::{DeviceState, NetState, QueueRegisters, TransportState};
 use earlier::EarlierMachineState;
 
 /// The version of the machine state that this build writes. It reads earlier ones, too.
-pub(crate) const MACHINE_STATE_VERSION: u32 = 3;
+pub(crate) const MACHINE_STATE_VERSION: u32 = 4;
 
 /// The machine state.
 #[derive(Debug, Serialize, Deserialize)]
@@ -79,7 +79,9 @@ impl MachineState {
         for SavedDevice { id, transport } in &self.devices {
             match &transport.device {
                 DeviceState::Block(_) => devices.drives.push(id.clone()),
-                DeviceState::Vsock(state) => devices.vsock = Some(state.cid),
+                DeviceState::Vsock(state) | DeviceState::QuietVsock(state) => {
+                    devices.vsock = Some(state.cid);
+                }
                 DeviceState::Rng => devices.entropy = true,
                 DeviceState::Balloon(state) => devices.balloon = Some(state.config()),
                 DeviceState::Net(state) => {
@@ -100,7 +102,8 @@ impl MachineState {
         if (oldest..=newest).contains(&version) {
             return decode::<EarlierMachineState>(bytes).map(Self::from);
         }
-        if version != MACHINE_STATE_VERSION {
+        // Version 4 has one more kind of device state than version 3.
+        if !(newest + 1..=MACHINE_STATE_VERSION).contains(&version) {
             return Err(DecodeStateError::Version {
                 found: version,
                 supported: MACHINE_STATE_VERSION,
@@ -115,10 +118,10 @@ fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, DecodeStateError> {
     if rest.is_empty() { Ok(state) } else { Err(DecodeStateError::TrailingBytes(rest.len())) }
 }
 
-/// Sizes of the structs of version 3. If the build fails here, the format of the machine state has
+/// Sizes of the structs of version 4. If the build fails here, the format of the machine state has
 /// changed: increment [`MACHINE_STATE_VERSION`], and add a golden state of the new version.
 const _: () = {
-    assert!(MACHINE_STATE_VERSION == 3);
+    assert!(MACHINE_STATE_VERSION == 4);
     assert!(size_of::<MachineState>() == 328);
     assert!(size_of::<VmState>() == 72);
     assert!(size_of::<VcpuState>() == 6216);

@@ -24,6 +24,9 @@ const GOLDEN_V2: &[u8] = include_bytes!("../tests/golden/machine-state-v2.bin");
 /// Version 3, with every kind of device.
 const GOLDEN_V3: &[u8] = include_bytes!("../tests/golden/machine-state-v3.bin");
 
+/// Version 4, the same but for a socket device without connections.
+const GOLDEN_V4: &[u8] = include_bytes!("../tests/golden/machine-state-v4.bin");
+
 /// All values of one type are distinct, so that swapped fields are detected.
 fn state() -> MachineState {
     let pit_channel = |count| kvm_pit_channel_state { count, ..Default::default() };
@@ -155,26 +158,38 @@ fn earlier_versions_are_read_with_the_ids_of_firns_own_devices() {
     }
 }
 
+/// [`state`] with a socket device without connections.
+fn quiet() -> MachineState {
+    let mut state = state();
+    state.devices[3].transport.device =
+        DeviceState::QuietVsock(VsockState { cid: 3, next_port: 31 });
+    state
+}
+
 #[test]
-fn the_encoding_of_version_3_does_not_change() {
-    assert_eq!(MACHINE_STATE_VERSION, 3);
-    assert!(state().encode().unwrap() == GOLDEN_V3, "the encoding of version 3 has changed");
-    let decoded = MachineState::decode(3, GOLDEN_V3).unwrap();
-    assert!(decoded.encode().unwrap() == GOLDEN_V3);
-    assert_eq!(decoded.vcpus[0].regs.rip, 2);
-    assert_eq!(decoded.devices, state().devices);
-    assert_eq!(decoded.note, [71, 72, 73]);
+fn the_encodings_of_versions_3_and_4_do_not_change() {
+    assert_eq!(MACHINE_STATE_VERSION, 4);
+    for (version, golden, state) in [(3, GOLDEN_V3, state()), (4, GOLDEN_V4, quiet())] {
+        assert!(state.encode().unwrap() == golden, "the encoding of version {version} has changed");
+        let decoded = MachineState::decode(version, golden).unwrap();
+        assert!(decoded.encode().unwrap() == golden);
+        assert_eq!(decoded.vcpus[0].regs.rip, 2);
+        assert_eq!(decoded.devices, state.devices);
+        assert_eq!(decoded.devices().vsock, Some(3));
+        assert_eq!(decoded.note, [71, 72, 73]);
+    }
 }
 
 #[test]
 fn other_versions_and_damage_are_refused() {
-    for version in [0, 4, u32::MAX] {
-        let error = MachineState::decode(version, GOLDEN_V3).unwrap_err();
+    for version in [0, 5, u32::MAX] {
+        let error = MachineState::decode(version, GOLDEN_V4).unwrap_err();
         assert!(
-            matches!(error, DecodeStateError::Version { found, supported: 3 } if found == version)
+            matches!(error, DecodeStateError::Version { found, supported: 4 } if found == version)
         );
     }
-    for (version, golden) in [(1, GOLDEN_V1), (2, GOLDEN_V2), (3, GOLDEN_V3)] {
+    let versions = [(1, GOLDEN_V1), (2, GOLDEN_V2), (3, GOLDEN_V3), (4, GOLDEN_V4)];
+    for (version, golden) in versions {
         for len in 0..golden.len() {
             let cut = MachineState::decode(version, &golden[..len]);
             assert!(cut.is_err(), "version {version}, cut to {len} bytes");

@@ -71,6 +71,8 @@ pub(crate) enum DeviceState {
     Vsock(VsockState),
     /// Of a [`Net`](super::Net).
     Net(NetState),
+    /// Of a [`Vsock`](super::Vsock) without connections; since version 4 of the machine state.
+    QuietVsock(VsockState),
 }
 
 impl DeviceState {
@@ -80,7 +82,7 @@ impl DeviceState {
             Self::Block(_) => "drive",
             Self::Rng => "entropy",
             Self::Balloon(_) => "balloon",
-            Self::Vsock(_) => "vsock",
+            Self::Vsock(_) | Self::QuietVsock(_) => "vsock",
             Self::Net(_) => "network",
         }
     }

@@ -14,6 +14,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Interval between two looks at the state of the group.
@@ -26,6 +27,8 @@ pub struct Freezer {
     folder: PathBuf,
     freeze: Arc<File>,
     processes: Arc<File>,
+    /// Whether `others` is stopped.
+    stopped: Arc<AtomicBool>,
 }
 
 impl Freezer {
@@ -42,7 +45,7 @@ impl Freezer {
         let freeze = OpenOptions::new().write(true).open(folder.join("others/cgroup.freeze"))?;
         let processes = File::open(folder.join("cgroup.procs"))?;
         let (freeze, processes) = (Arc::new(freeze), Arc::new(processes));
-        Ok(Self { folder: folder.to_owned(), freeze, processes })
+        Ok(Self { folder: folder.to_owned(), freeze, processes, stopped: Arc::default() })
     }
 
     /// A file: the process that writes 0 to it becomes one of the function's.
@@ -58,7 +61,7 @@ impl Freezer {
     /// Moves all threads but this one to those that stop: one that was excepted earlier, and what
     /// it and this one have started since. Returns whether there were any.
     fn gather(&self, excepted: Option<u32>) -> io::Result<bool> {
-        let threads = fs::read_to_string(self.folder.join("main/cgroup.threads"))?;
+        let threads = self.threads("main")?;
         let excepted = excepted.map(|thread| thread.to_string());
         let mut any = false;
         for thread in threads.lines().filter(|thread| Some(*thread) != excepted.as_deref()) {
@@ -73,14 +76,18 @@ impl Freezer {
     }
 
     /// Stops all threads but this one, if it was excepted. Returns whether all had stopped at the
-    /// deadline.
+    /// deadline. Where there are no others, nothing stays stopped: a clone has less to do.
     pub(super) fn stop(&self, excepted: Option<u32>, deadline: Instant) -> io::Result<bool> {
+        self.stopped.store(true, Ordering::SeqCst);
         self.freeze.write_all_at(b"1", 0)?;
         loop {
             // Until it has stopped, a thread that is gathered can start another one beside it.
             let gathered = self.gather(excepted)?;
             let events = fs::read_to_string(self.folder.join("others/cgroup.events"))?;
             if !gathered && events.lines().any(|line| line == "frozen 1") {
+                if self.threads("others")?.is_empty() {
+                    self.resume()?;
+                }
                 return Ok(true);
             }
             if Instant::now() >= deadline {
@@ -92,7 +99,11 @@ impl Freezer {
 
     /// Lets all threads run.
     pub(super) fn resume(&self) -> io::Result<()> {
-        self.freeze.write_all_at(b"0", 0)
+        if self.stopped.load(Ordering::SeqCst) {
+            self.freeze.write_all_at(b"0", 0)?;
+            self.stopped.store(false, Ordering::SeqCst);
+        }
+        Ok(())
     }
 
     /// Kills all processes, also stopped ones.
@@ -113,6 +124,11 @@ impl Freezer {
         }
         let text = str::from_utf8(&text).map_err(io::Error::other)?;
         text.lines().map(|line| line.parse().map_err(io::Error::other)).collect()
+    }
+
+    /// The threads in a group, a line for each.
+    fn threads(&self, group: &str) -> io::Result<String> {
+        fs::read_to_string(self.folder.join(group).join("cgroup.threads"))
     }
 
     fn write(&self, file: &str, text: &str) -> io::Result<()> {

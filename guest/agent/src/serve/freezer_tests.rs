@@ -98,6 +98,24 @@ fn nothing_runs_from_the_freeze_until_the_clone_has_its_identity() {
     assert_eq!(nodes.len(), 11, "each clone has a node of its own");
 }
 
+#[test]
+fn a_clone_has_nothing_to_resume_where_nothing_had_to_stop() {
+    let Some(freezer) = HostFreezer::new() else { return };
+    let guest = TestGuest::with_freezer(Some(freezer.0.clone()));
+    let sleeps = "import os, time\nif not os.fork(): time.sleep(1000)\n";
+    for (others, is_stopped) in [("", false), (sleeps, true)] {
+        let mut host = guest.connect();
+        host.load(&format!("{others}def handler(event, context): return 1"));
+        host.identify(1);
+        assert!(matches!(host.ask(&Request::PrepareFreeze), Reply::ReadyToFreeze));
+        let group = fs::read_to_string(freezer.0.folder.join("others/cgroup.freeze")).unwrap();
+        assert_eq!(group.trim() == "1", is_stopped, "{others}");
+        host = guest.connect();
+        host.identify(2);
+        assert_eq!(host.answer(&json!(null)), json!(1));
+    }
+}
+
 /// A request starts a child that never pauses, and children that start the next one each; `TURNS`
 /// has the number of turns of all.
 const STARTS: &str = "\

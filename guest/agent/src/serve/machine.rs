@@ -9,6 +9,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::system::RebootCommand;
 use rustix::time::{ClockId, Timespec};
@@ -73,7 +74,8 @@ pub trait Machine: Send + Sync {
     /// Writes cached file system data to the disks.
     fn sync(&self);
 
-    /// Waits until the kernel has done what it postpones: otherwise every clone does it.
+    /// Does what every clone would have to do otherwise, and waits until the kernel has done what it
+    /// postpones.
     fn settle(&self);
 
     /// Powers the machine off. Returns only on failure.
@@ -95,6 +97,8 @@ const SETTLING: Duration = Duration::from_millis(250);
 pub struct Guest {
     random: File,
     run: File,
+    /// The file for the next generation, from a freeze until the clone has written it.
+    generation: Mutex<Option<File>>,
 }
 
 impl Guest {
@@ -102,7 +106,14 @@ impl Guest {
     /// A device or a folder is missing.
     pub fn new() -> io::Result<Self> {
         let random = OpenOptions::new().write(true).open("/dev/urandom")?;
-        Ok(Self { random, run: File::open("/run")? })
+        Ok(Self { random, run: File::open("/run")?, generation: Mutex::new(None) })
+    }
+
+    /// Opens the file that programs watch, or map: it is not replaced by a new one.
+    fn open_generation(&self) -> io::Result<File> {
+        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(0o644);
+        Ok(File::from(openat(&self.run, GENERATION_NAME, flags, mode)?))
     }
 }
 
@@ -181,10 +192,9 @@ impl Machine for Guest {
     }
 
     fn publish_generation(&self, generation: Uuid) -> io::Result<()> {
-        // One write to the file that programs watch, or map, and not a new file in its place.
-        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
-        let mode = Mode::from_raw_mode(0o644);
-        let file = File::from(openat(&self.run, GENERATION_NAME, flags, mode)?);
+        let opened = self.generation.lock().take();
+        let file = opened.map_or_else(|| self.open_generation(), Ok)?;
+        // One write, and the file is closed: both are events for programs that watch it.
         file.write_all_at(format!("{}\n", generation.simple()).as_bytes(), 0)
     }
 
@@ -197,6 +207,8 @@ impl Machine for Guest {
     }
 
     fn settle(&self) {
+        // Without it, the clone opens the file, or reports why it cannot.
+        *self.generation.lock() = self.open_generation().ok();
         thread::sleep(SETTLING);
     }
 

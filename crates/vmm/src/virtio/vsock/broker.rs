@@ -148,6 +148,10 @@ impl Requests {
         self.waiting.len()
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
     /// Asks the broker. Returns whether the request waits for its answer; if not, it is refused.
     pub(super) fn ask(&mut self, request: Request) -> bool {
         let Some(broker) = &self.broker else { return false };

@@ -40,7 +40,7 @@ const TRANSPORT_RESET: [u8; 4] = [0; 4];
 /// Streams between host and guest, over a [`VsockListener`].
 ///
 /// Connections do not survive a freeze. A transport reset event (5.10.6.7) makes a restored guest
-/// end its connections; its listening sockets stay. Until then the device requests no new
+/// that had any end them; its listening sockets stay. Until then the device requests no new
 /// connection, because the guest would end it too.
 #[derive(Debug)]
 pub(crate) struct Vsock {
@@ -220,16 +220,26 @@ impl VirtioDevice for Vsock {
     }
 
     fn save(&self) -> DeviceState {
-        DeviceState::Vsock(VsockState { cid: self.guest_cid, next_port: self.muxer.next_port() })
+        let state = VsockState { cid: self.guest_cid, next_port: self.muxer.next_port() };
+        if self.transport_reset == TransportReset::Done && self.muxer.is_quiet() {
+            DeviceState::QuietVsock(state)
+        } else {
+            DeviceState::Vsock(state)
+        }
     }
 
     fn restore(&mut self, state: &DeviceState, running: bool) -> Result<(), RestoreDeviceError> {
-        let saved = match state {
-            DeviceState::Vsock(saved) if saved.cid == self.guest_cid => saved,
+        let (saved, connected) = match state {
+            DeviceState::Vsock(saved) if saved.cid == self.guest_cid => (saved, running),
+            DeviceState::QuietVsock(saved) if saved.cid == self.guest_cid => (saved, false),
             _ => return Err(RestoreDeviceError::OtherDevice { id: self.id() }),
         };
         self.muxer.set_next_port(saved.next_port);
-        self.set_transport_reset(if running { TransportReset::Due } else { TransportReset::Done });
+        self.set_transport_reset(if connected {
+            TransportReset::Due
+        } else {
+            TransportReset::Done
+        });
         Ok(())
     }
 }

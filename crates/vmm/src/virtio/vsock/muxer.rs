@@ -411,6 +411,11 @@ impl Muxer {
         }
     }
 
+    /// Whether the guest has no connection, requests none and is sent nothing.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.connections.is_empty() && self.requests.is_empty() && self.resets.is_empty()
+    }
+
     /// Whether [`Muxer::next_packet`] may return a packet.
     pub(super) fn has_packets(&self) -> bool {
         !(self.resets.is_empty() && self.ready.is_empty())

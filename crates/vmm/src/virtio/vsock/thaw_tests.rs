@@ -51,6 +51,7 @@ fn connections_end_with_a_thaw_and_listeners_stay() {
 fn a_thawed_guest_without_event_buffers_gets_the_event_later() {
     let mut peer = Peer::without_buffers();
     peer.fill(8);
+    let _old = peer.connect();
     let mut thawed = peer.thawed();
     let mut client = thawed.client();
     client.write_all(b"CONNECT 1024\n").unwrap();
@@ -63,6 +64,30 @@ fn a_thawed_guest_without_event_buffers_gets_the_event_later() {
     thawed.guest.add(EVENT, &[], &[4]);
     thawed.guest.kick(EVENT);
     thawed.expect_request();
+}
+
+/// It would wait until the guest has handled the event.
+#[test]
+fn a_guest_without_connections_gets_no_event_and_the_first_request_at_once() {
+    let ended_by_the_host = || {
+        let mut peer = Peer::new();
+        let (client, ends) = peer.connect();
+        drop(client);
+        peer.guest.run();
+        peer.expect(ends, Op::Shutdown, SHUTDOWN_BOTH);
+        (peer, ends)
+    };
+    let (peer, _) = ended_by_the_host();
+    let mut thawed = peer.thawed();
+    assert_eq!(thawed.guest.used(EVENT).unwrap().data, TRANSPORT_RESET, "the guest has not ended");
+    let mut again = thawed.thawed();
+    assert_eq!(again.guest.used(EVENT).unwrap().data, TRANSPORT_RESET, "and not got the event");
+
+    let (mut peer, ends) = ended_by_the_host();
+    peer.send(ends, Op::Reset, 0, &[]);
+    let mut thawed = peer.thawed();
+    assert_eq!(thawed.guest.used(EVENT), None);
+    thawed.connect();
 }
 
 #[test]
