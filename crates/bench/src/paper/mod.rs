@@ -5,6 +5,8 @@
 //! alone.
 
 mod experiments;
+#[cfg(test)]
+mod holders;
 mod kernel_faults;
 mod outcome;
 #[cfg(test)]

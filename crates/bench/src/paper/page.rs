@@ -6,6 +6,7 @@
 //! - `<!-- NAME | COLUMN | PLANNER -->`: the same, divided by the numbers of a planner;
 //! - `<!-- NAME | host -->`: how it was measured;
 //! - `<!-- NAME | allocated -->`: which pages of its functions were free at the freeze;
+//! - `<!-- NAME | marked -->`: which pages of them the guest's kernel allocated after the thaw;
 //! - `<!-- NAME -->`: the table of an experiment without rows for planners;
 //! - `<!-- NAME | TIME -->`, `<!-- NAME | TIME | FUNCTION FUNCTION -->`: a time of an experiment of
 //!   SYSTOR '22 by tier, of all functions or of some; for TIME also `classes` or `working sets`.
@@ -13,17 +14,22 @@
 //! A file of `SESSIONS` has results of `firn bench thaw`, and `NAME/SESSION` is one of its
 //! sessions; `NAME/SESSION*` are those whose names begin so.
 //!
+//! `<!-- holders | FUNCTION FUNCTION -->` is [what holds the pages](holders) of functions.
+//!
 //! A comment of several lines makes a table of any other file ([`records`]), which can have
 //! `<!-- NAME | host -->`, too.
 //!
 //! Documents are written by hand, so this is used by tests alone, and by `make result-pages`.
 
-use std::io;
+use std::collections::HashSet;
+use std::path::Path;
+use std::{fs, io};
 
 use firn_base::{PAGE_SIZE, format_bytes};
-use firn_memory::trace::Access;
+use firn_memory::trace::{Access, Trace};
 use serde_json::{Value, json};
 
+use super::holders;
 use super::outcome::Outcome;
 use super::picture::names;
 use super::records;
@@ -43,6 +49,8 @@ const CLOSE: &str = " -->";
 const CLOSE_LINES: &str = "-->";
 /// The end of a comment about how something was measured.
 const HOST: &str = " | host";
+/// The name of tables of `traces/holders`.
+const HOLDERS: &str = "holders";
 pub(super) const END: &str = "<!-- end -->";
 /// Files with sessions of `firn bench thaw` that are not of a paper.
 const SESSIONS: [&str; 11] = [
@@ -111,6 +119,7 @@ impl Results {
         match (self, column) {
             (Self::Replays(results), Some("host")) => Some(results.conditions()),
             (Self::Replays(results), Some("allocated")) => results.allocated(),
+            (Self::Replays(results), Some("marked")) => results.marked(),
             (Self::Replays(results), Some(column)) => results.by_planner(column, more),
             (Self::Replays(results), None) => results.without_rows(),
             (Self::Tiers(results), column) => results.by_tier(column?, more),
@@ -134,8 +143,13 @@ fn fill(page: &str, mut read: impl FnMut(&str) -> io::Result<String>) -> Result<
             columns = Some(lines.into_iter().map(str::trim_end).collect::<Vec<_>>());
         }
         let (name, _) = comment.split_once([' ', '/']).unwrap_or((comment, ""));
-        let text = read(name).and_then(|json| Ok(table_of(comment, columns.as_deref(), &json)?));
-        let text = text.map_err(|error| format!("cannot read the results of {name}: {error}"))?;
+        let text = if name == HOLDERS {
+            comment.split_once(" | ").and_then(|(_, functions)| holders::table(functions))
+        } else {
+            let text =
+                read(name).and_then(|json| Ok(table_of(comment, columns.as_deref(), &json)?));
+            text.map_err(|error| format!("cannot read the results of {name}: {error}"))?
+        };
         let text = text.ok_or_else(|| format!("the results have no table {comment:?}"))?;
         filled.push_str(&format!("\n{text}\n{END}\n"));
         if !lines.any(|line| line.trim_end() == END) {
@@ -183,6 +197,7 @@ pub(super) fn table_name(line: &str) -> Option<&str> {
     };
     let name = comment.split([' ', '/']).next()?;
     let is_result = is_of_paper(name) || SESSIONS.contains(&name) || comment.ends_with(HOST);
+    let is_result = is_result || name == HOLDERS;
     is_result.then_some(comment)
 }
 
@@ -380,6 +395,38 @@ impl Outcome {
         });
         let head = ["function", "pages touched", "free at the freeze", "bytes", "%"];
         Some(markdown(&head, &rows.collect::<Option<Vec<_>>>()?))
+    }
+
+    /// Which pages that its functions touch the guest's kernel allocated after the thaw, by its
+    /// tracepoint `kmem:mm_page_alloc` (`make traces FUNCTIONS=NAME-marking`).
+    fn marked(&self) -> Option<String> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces/marking");
+        let rows = names(self.rows().map(|(_, row)| &*row.trace)).into_iter().map(|name| {
+            let file = |ending| fs::read(folder.join(format!("{name}.{ending}")));
+            let trace = Trace::decode(&file("trace").ok()?).ok()?;
+            let recorded: Value = serde_json::from_slice(&file("json").ok()?).ok()?;
+            let runs: Vec<[u64; 2]> = serde_json::from_value(recorded["allocated"].clone()).ok()?;
+            let allocated: HashSet<u64> =
+                runs.iter().flat_map(|[first, pages]| *first..first + pages).collect();
+            let touched: HashSet<u64> = trace.touches().iter().map(|touch| touch.page).collect();
+            let is_free = |page: &&u64| trace.free().is_some_and(|free| free.get(**page));
+            let marked: Vec<&u64> = touched.intersection(&allocated).collect();
+            let both = marked.iter().copied().filter(is_free).count();
+            let free = touched.iter().filter(is_free).count();
+            let share = number(100.0 * marked.len() as f64 / touched.len() as f64);
+            let counts = [touched.len(), marked.len()].map(|count| count.to_string());
+            let rest = [share, free.to_string(), both.to_string()];
+            Some(std::iter::once(name.to_owned()).chain(counts).chain(rest).collect())
+        });
+        let head = [
+            "function",
+            "pages touched",
+            "allocated",
+            "%",
+            "free at the freeze",
+            "allocated of them",
+        ];
+        Some(markdown(&head, &rows.collect::<Option<Vec<Vec<String>>>>()?))
     }
 
     /// How it was measured, and the noise.

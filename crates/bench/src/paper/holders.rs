@@ -1,0 +1,86 @@
+//! The table of what holds the pages that functions touch: of the files in `traces/holders`, which
+//! `make traces FUNCTIONS=NAME-holders` records.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
+
+use firn_memory::trace::Trace;
+use firn_snapshot::CHUNK_PAGES;
+use serde_json::Value;
+
+use crate::text::{markdown, number};
+
+/// The rows: a text, and whether it has the pages of a holder.
+const ROWS: [(&str, fn(&str) -> bool); 12] = [
+    ("kernel: code", |holder| holder == "kernel: code"),
+    ("kernel: read-only data", |holder| holder == "kernel: rodata"),
+    ("kernel: variables", |holder| matches!(holder, "kernel: data" | "kernel: bss")),
+    ("kernel: slab", |holder| holder == "kernel: slab"),
+    ("kernel: reserved", |holder| holder == "kernel: reserved"),
+    ("kernel: page tables", |holder| holder == "kernel: page tables"),
+    ("kernel: other", |holder| holder == "kernel: other"),
+    ("agent", |holder| holder.starts_with("init: ")),
+    ("Python: files", |holder| holder.starts_with("python3: /")),
+    ("Python: memory", |holder| holder.starts_with("python3: ") && !holder.contains('/')),
+    ("page cache", |holder| holder == "page cache"),
+    ("**all**", |_| true),
+];
+
+/// What was recorded of one function.
+struct Recorded {
+    function: String,
+    /// The holder and whether it was written, of each page.
+    pages: Vec<(String, bool)>,
+    chunks: usize,
+    instructions: u64,
+}
+
+impl Recorded {
+    fn read(folder: &Path, function: &str) -> Option<Self> {
+        let file = |ending| fs::read(folder.join(format!("{function}-a.{ending}"))).ok();
+        let recorded: Value = serde_json::from_slice(&file("json")?).ok()?;
+        let trace = Trace::decode(&file("trace")?).ok()?;
+        let (mut pages, mut chunks) = (Vec::new(), HashSet::new());
+        for page in recorded["pages"].as_array()? {
+            let holder = usize::try_from(page["holder"].as_u64()?).ok()?;
+            let holder = recorded["holders"][holder]["name"].as_str()?;
+            pages.push((holder.to_owned(), page["written"].as_bool()?));
+            chunks.insert(page["page"].as_u64()? / CHUNK_PAGES);
+        }
+        let instructions = trace.touches().iter().map(|touch| touch.gap).sum();
+        Some(Self { function: function.to_owned(), pages, chunks: chunks.len(), instructions })
+    }
+
+    /// The pages of some holders, in brackets those that are written.
+    fn cell(&self, is_of: fn(&str) -> bool) -> String {
+        let of: Vec<bool> =
+            self.pages.iter().filter(|(holder, _)| is_of(holder)).map(|page| page.1).collect();
+        match of.iter().filter(|written| **written).count() {
+            0 => of.len().to_string(),
+            written => format!("{} ({written})", of.len()),
+        }
+    }
+}
+
+/// The table of functions whose names are separated by spaces. `None` if a file is missing or not
+/// valid, or a row would be empty: the holders have other names.
+pub(super) fn table(functions: &str) -> Option<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces/holders");
+    let recorded: Option<Vec<Recorded>> =
+        functions.split(' ').map(|function| Recorded::read(&folder, function)).collect();
+    let recorded = recorded?;
+    let row = |text: &str, cell: &dyn Fn(&Recorded) -> String| {
+        std::iter::once(text.to_owned()).chain(recorded.iter().map(cell)).collect::<Vec<_>>()
+    };
+    let mut rows: Vec<_> =
+        ROWS.iter().map(|(text, is_of)| row(text, &|one| one.cell(*is_of))).collect();
+    if rows.iter().any(|row| row[1..].iter().all(|cell| cell == "0")) {
+        return None;
+    }
+    rows.push(row("chunks of 2 MiB", &|one| one.chunks.to_string()));
+    rows.push(row("million instructions", &|one| number(one.instructions as f64 / 1e6)));
+    let head: Vec<&str> =
+        std::iter::once("holder").chain(recorded.iter().map(|one| one.function.as_str())).collect();
+    Some(markdown(&head, &rows))
+}
