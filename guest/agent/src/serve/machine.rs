@@ -74,8 +74,8 @@ pub trait Machine: Send + Sync {
     /// Writes cached file system data to the disks.
     fn sync(&self);
 
-    /// Does what every clone would have to do otherwise, and waits until the kernel has done what it
-    /// postpones.
+    /// Does what every clone would have to do otherwise, and waits until the kernel has done what
+    /// it postpones.
     fn settle(&self);
 
     /// Powers the machine off. Returns only on failure.
