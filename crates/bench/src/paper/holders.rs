@@ -11,8 +11,10 @@ use serde_json::Value;
 
 use crate::text::{markdown, number};
 
-/// The rows: a text, and whether it has the pages of a holder.
-const ROWS: [(&str, fn(&str) -> bool); 12] = [
+/// Whether a row has the pages of a holder.
+type IsOf = fn(&str) -> bool;
+
+const ROWS: [(&str, IsOf); 12] = [
     ("kernel: code", |holder| holder == "kernel: code"),
     ("kernel: read-only data", |holder| holder == "kernel: rodata"),
     ("kernel: variables", |holder| matches!(holder, "kernel: data" | "kernel: bss")),
@@ -53,7 +55,7 @@ impl Recorded {
     }
 
     /// The pages of some holders, in brackets those that are written.
-    fn cell(&self, is_of: fn(&str) -> bool) -> String {
+    fn cell(&self, is_of: IsOf) -> String {
         let of: Vec<bool> =
             self.pages.iter().filter(|(holder, _)| is_of(holder)).map(|page| page.1).collect();
         match of.iter().filter(|written| **written).count() {
