@@ -80,7 +80,7 @@ if [ "$function-$what" = ffmpeg-sizes ]; then
 fi
 if [ "$what" = marking ]; then
     # The log is read from here on.
-    firn invoke one "{\"event\": $(cat "$folder/input-b.json"), \"report\": false}" >/dev/null
+    firn invoke one null >/dev/null
 fi
 firn freeze one snapshot
 case $what in
@@ -102,7 +102,7 @@ holders)
     mv "$function-a.json" "$function-a.trace" /out/holders
     ;;
 marking)
-    once a "{\"event\": $(cat "$folder/input-a.json"), \"report\": true}" "$function-a"
+    once a "@$folder/input-a.json" "$function-a"
     mkdir -p /out/marking
     sed -E 's/.*"allocated": ?/{"allocated": /' answer >"/out/marking/$function-a.json"
     mv "$function-a.trace" /out/marking

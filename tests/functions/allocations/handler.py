@@ -1,5 +1,5 @@
-"""Does the work of another function, and reports which pages the guest's kernel allocated since the
-call before. The kernel was booted to print the tracepoint kmem:mm_page_alloc into its log."""
+"""Does the work of another function, and reports which pages the guest's kernel allocated since a
+call with null. The kernel was booted to print the tracepoint kmem:mm_page_alloc into its log."""
 
 import os
 import re
@@ -11,11 +11,11 @@ log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
 
 
 def handler(event, context):
-    answer = work.handler(event["event"], context)
-    if event["report"]:
-        return {"answer": answer, "allocated": list(allocated())}
-    os.lseek(log, 0, os.SEEK_END)
-    return {"answer": answer}
+    if event is None:
+        os.lseek(log, 0, os.SEEK_END)
+        return None
+    answer = work.handler(event, context)
+    return {"answer": answer, "allocated": list(allocated())}
 
 
 def allocated():

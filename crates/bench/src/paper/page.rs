@@ -53,14 +53,13 @@ const HOST: &str = " | host";
 const HOLDERS: &str = "holders";
 pub(super) const END: &str = "<!-- end -->";
 /// Files with sessions of `firn bench thaw` that are not of a paper.
-const SESSIONS: [&str; 11] = [
+const SESSIONS: [&str; 10] = [
     "bursts",
     "granules",
     "mixes",
     "pages-hello",
     "pages-json",
     "pages-pyaes",
-    "ready",
     "restores",
     "standby-with",
     "standby-without",
@@ -409,7 +408,8 @@ impl Outcome {
             let allocated: HashSet<u64> =
                 runs.iter().flat_map(|[first, pages]| *first..first + pages).collect();
             let touched: HashSet<u64> = trace.touches().iter().map(|touch| touch.page).collect();
-            let is_free = |page: &&u64| trace.free().is_some_and(|free| free.get(**page));
+            let free = trace.free()?;
+            let is_free = |page: &&u64| free.get(**page);
             let marked: Vec<&u64> = touched.intersection(&allocated).collect();
             let both = marked.iter().copied().filter(is_free).count();
             let free = touched.iter().filter(is_free).count();

@@ -27,7 +27,7 @@ pub struct Freezer {
     folder: PathBuf,
     freeze: Arc<File>,
     processes: Arc<File>,
-    /// Whether `others` is stopped.
+    /// Whether `others` may be stopped.
     stopped: Arc<AtomicBool>,
 }
 

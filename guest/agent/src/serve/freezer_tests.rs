@@ -110,6 +110,7 @@ fn a_clone_has_nothing_to_resume_where_nothing_had_to_stop() {
         assert!(matches!(host.ask(&Request::PrepareFreeze), Reply::ReadyToFreeze));
         let group = fs::read_to_string(freezer.0.folder.join("others/cgroup.freeze")).unwrap();
         assert_eq!(group.trim() == "1", is_stopped, "{others}");
+        assert_eq!(freezer.0.stopped.load(Ordering::SeqCst), is_stopped, "{others}");
         host = guest.connect();
         host.identify(2);
         assert_eq!(host.answer(&json!(null)), json!(1));

@@ -207,8 +207,13 @@ impl Machine for Guest {
     }
 
     fn settle(&self) {
-        // Without it, the clone opens the file, or reports why it cannot.
-        *self.generation.lock() = self.open_generation().ok();
+        let mut generation = self.generation.lock();
+        // One that is open stays so: to close it would be an event. Without it, the clone opens the
+        // file, or reports why it cannot.
+        if generation.is_none() {
+            *generation = self.open_generation().ok();
+        }
+        drop(generation);
         thread::sleep(SETTLING);
     }
 
@@ -216,3 +221,7 @@ impl Machine for Guest {
         Ok(rustix::system::reboot(RebootCommand::PowerOff)?)
     }
 }
+
+#[cfg(test)]
+#[path = "machine_tests.rs"]
+mod tests;

@@ -411,7 +411,8 @@ impl Muxer {
         }
     }
 
-    /// Whether the guest has no connection, requests none and is sent nothing.
+    /// Whether the guest has no connection, requests none and is sent nothing. One that it does not
+    /// know of yet, or no more, counts as well.
     pub(super) fn is_quiet(&self) -> bool {
         self.connections.is_empty() && self.requests.is_empty() && self.resets.is_empty()
     }

@@ -66,7 +66,7 @@ fn a_thawed_guest_without_event_buffers_gets_the_event_later() {
     thawed.expect_request();
 }
 
-/// It would wait until the guest has handled the event.
+/// After an event, a request waits until the guest has handled it.
 #[test]
 fn a_guest_without_connections_gets_no_event_and_the_first_request_at_once() {
     let ended_by_the_host = || {
@@ -81,7 +81,17 @@ fn a_guest_without_connections_gets_no_event_and_the_first_request_at_once() {
     let mut thawed = peer.thawed();
     assert_eq!(thawed.guest.used(EVENT).unwrap().data, TRANSPORT_RESET, "the guest has not ended");
     let mut again = thawed.thawed();
-    assert_eq!(again.guest.used(EVENT).unwrap().data, TRANSPORT_RESET, "and not got the event");
+    assert_eq!(again.guest.used(EVENT).unwrap().data, TRANSPORT_RESET, "and not handled the event");
+
+    // A connection that the guest has requested, and a reset that it has no buffer for.
+    let mut asking = Peer::new();
+    let _server = asking.listen(52);
+    asking.send(Ends { host: 52, guest: 9 }, Op::Request, 0, &[]);
+    assert_eq!(asking.thawed().guest.used(EVENT).unwrap().data, TRANSPORT_RESET);
+    let mut refused = Peer::without_buffers();
+    refused.guest.add(EVENT, &[], &[4]);
+    refused.send(Ends { host: 53, guest: 9 }, Op::Data, 0, &[]);
+    assert_eq!(refused.thawed().guest.used(EVENT).unwrap().data, TRANSPORT_RESET);
 
     let (mut peer, ends) = ended_by_the_host();
     peer.send(ends, Op::Reset, 0, &[]);
