@@ -30,7 +30,7 @@ pub use processors::{move_away, processors};
 pub use programs::monitor_program;
 pub use range::{GuestRange, ImageRange, PageRange};
 pub use range_set::RangeSet;
-pub use signals::{SignalHandler, end_with, handle_signal};
+pub use signals::{SignalHandler, end_with, handle_signal, ignore_broken_pipes};
 pub use size::{PAGE_SIZE, ParseSizeError, format_bytes, parse_size};
 pub use stack::touch_stack;
 pub use time::{cpu_ns, format_milliseconds, nanoseconds, now_ns, ns_since};

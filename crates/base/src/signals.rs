@@ -29,6 +29,19 @@ pub unsafe fn handle_signal(signal: c_int, handler: SignalHandler, flags: c_int)
     }
 }
 
+/// Makes a write to a pipe or a socket whose other end is closed an error, which does not end
+/// this process. The standard library does so before its `main`.
+///
+/// # Errors
+/// That of sigaction(2).
+pub fn ignore_broken_pipes() -> io::Result<()> {
+    // SAFETY: the standard library and this workspace have no handler of this signal.
+    match unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) } {
+        libc::SIG_ERR => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
 /// Writes a line to standard error and ends this process with an exit code. As with a kill, nothing
 /// is cleaned up. Async-signal-safe.
 pub fn end_with(line: &[u8], code: c_int) -> ! {
