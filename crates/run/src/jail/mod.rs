@@ -346,8 +346,16 @@ pub(crate) fn enter(
             privileges::make_empty_root().map(Into::into)
         }
     };
-    build(Wall::Names, privileges::unshare(UnshareFlags::NEWIPC | UnshareFlags::NEWUTS));
-    build(Wall::Processes, is_first_process());
+    let first = is_first_process();
+    build(
+        Wall::Names,
+        match &first {
+            // They were made with its pid namespace.
+            Ok(()) => Ok(()),
+            Err(_) => privileges::unshare(UnshareFlags::NEWIPC | UnshareFlags::NEWUTS),
+        },
+    );
+    build(Wall::Processes, first);
     let process = privileges::outer_process();
     build(Wall::Files, root.and_then(|root| privileges::enter(root, LinkNameSpaceType::Mount)));
     build(Wall::User, process.and_then(privileges::become_unique));

@@ -8,14 +8,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use firn_base::error_chain;
+use firn_base::{error_chain, move_away};
 use parking_lot::Mutex;
 use rustix::thread::UnshareFlags;
 
 use super::limits::{Limited, Limits};
 use super::privileges;
 use super::process::{Process, Program};
+
+/// The namespaces of a monitor that are made with the thread that starts it: together, so that the
+/// first process of one has all.
+const OF_FIRST_PROCESS: UnshareFlags =
+    UnshareFlags::NEWPID.union(UnshareFlags::NEWIPC).union(UnshareFlags::NEWUTS);
+
+/// How long a program needs until it waits for its first message, and more.
+const BEGINNING: Duration = Duration::from_millis(5);
 
 /// Makes the threads of a supervisor's monitors: each is ready before its monitor is asked for.
 #[derive(Debug)]
@@ -99,10 +108,12 @@ impl Spawner {
             drop(group);
             if namespace {
                 // Where that fails, the monitor finds out.
-                let _ = privileges::unshare(UnshareFlags::NEWPID);
+                let _ = privileges::unshare(OF_FIRST_PROCESS);
             }
             let Ok(program) = program.recv() else { return };
             let _ = child.send(program.spawn(joined.as_ref().map(AsFd::as_fd)));
+            // The end of a thread takes longer, and the program begins on its processor.
+            std::thread::sleep(BEGINNING);
         };
         let thread = std::thread::Builder::new().name("spawn".into()).spawn(work)?;
         let (programs, thread) = (Some(programs), Some(thread));
@@ -117,10 +128,12 @@ impl Spawner {
         Ok(())
     }
 
-    /// Begins to start the process of a monitor.
+    /// Begins to start the process of a monitor, beside this thread.
     pub(crate) fn begin(&mut self, program: Program) -> io::Result<()> {
         let programs = self.programs.take().ok_or_else(ended)?;
-        programs.send(program).map_err(|_| ended())
+        programs.send(program).map_err(|_| ended())?;
+        self.thread.iter().for_each(move_away);
+        Ok(())
     }
 
     /// Waits until the process is started. Returns its groups with it.

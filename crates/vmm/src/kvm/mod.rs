@@ -163,7 +163,29 @@ pub struct OpenKvm {
 /// host sees each CPUID instruction, so a process that opens KVM often, or has others do that,
 /// keeps it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(from = "Vec<[u32; 7]>", into = "Vec<[u32; 7]>")]
 pub struct SupportedCpuid(Vec<kvm_cpuid_entry2>);
+
+/// With a number for each register: that of the crate has one for each byte.
+impl From<SupportedCpuid> for Vec<[u32; 7]> {
+    fn from(supported: SupportedCpuid) -> Self {
+        let fields = |entry: &kvm_cpuid_entry2| {
+            let kvm_cpuid_entry2 { function, index, flags, eax, ebx, ecx, edx, .. } = *entry;
+            [function, index, flags, eax, ebx, ecx, edx]
+        };
+        supported.0.iter().map(fields).collect()
+    }
+}
+
+impl From<Vec<[u32; 7]>> for SupportedCpuid {
+    fn from(entries: Vec<[u32; 7]>) -> Self {
+        let entry = |[function, index, flags, eax, ebx, ecx, edx]: [u32; 7]| {
+            let padding = [0; 3];
+            kvm_cpuid_entry2 { function, index, flags, eax, ebx, ecx, edx, padding }
+        };
+        Self(entries.into_iter().map(entry).collect())
+    }
+}
 
 impl SupportedCpuid {
     /// Reads it (`KVM_GET_SUPPORTED_CPUID`) from the device that [`open_device`] has opened at
