@@ -185,9 +185,9 @@ fn execute(exec: &Exec<'_>) -> c_int {
     io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// This thread, and a child that it makes, use the processor on which it runs as long as this lives.
-/// The child begins at once, because this thread waits. Linux would begin it where least runs, which
-/// is where another thread of this process works, and move it at execve(2).
+/// This thread, and a child that it makes, use the processor on which it runs as long as this
+/// lives. The child begins at once, because this thread waits. Linux would begin it where least
+/// runs, which is where another thread of this process works, and move it at execve(2).
 struct Pinned {
     /// The processors before; none if it is not pinned.
     before: Option<CpuSet>,
