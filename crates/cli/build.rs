@@ -8,7 +8,10 @@ use std::process::Command;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    if env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|libc| libc == "gnu") && applies_packed() {
+    let target = |name: &str| env::var(name).unwrap_or_default();
+    let is_own = target("TARGET") == target("HOST") && target("CARGO_CFG_TARGET_ENV") == "gnu";
+    let is_static = target("CARGO_CFG_TARGET_FEATURE").split(',').any(|name| name == "crt-static");
+    if is_own && is_static && applies_packed() {
         println!("cargo::rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
     }
 }

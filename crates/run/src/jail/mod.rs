@@ -449,7 +449,8 @@ fn is_first_process() -> io::Result<()> {
     if std::process::id() == 1 {
         return Ok(());
     }
-    let reason = "only a supervisor with root's rights can make a pid namespace";
+    let reason = "only a supervisor with root's rights can make a pid namespace, and only where the \
+                  kernel has ipc and uts namespaces";
     Err(io::Error::new(io::ErrorKind::Unsupported, reason))
 }
 

@@ -19,7 +19,6 @@ use std::ptr;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, setpgid, waitpid};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 /// Units of 16 bytes of the stack on which a child calls execve(2).
 const STACK: usize = 4096;
@@ -76,14 +75,8 @@ impl Program {
         words.push(ptr::null());
         let files = [self.stdin.as_fd(), self.stdout.as_fd(), stderr.as_fd()];
         let signals = Blocked::all()?;
-        let pinned = Pinned::here();
-        let mut exec = Exec {
-            words: words.as_ptr(),
-            files,
-            signals: &raw const signals.0,
-            processors: pinned.before.as_ref(),
-            errno: 0,
-        };
+        let mut exec =
+            Exec { words: words.as_ptr(), files, signals: &raw const signals.0, errno: 0 };
         // SAFETY: zeros are valid for this type.
         let mut arguments: libc::clone_args = unsafe { MaybeUninit::zeroed().assume_init() };
         let vfork = libc::CLONE_VM | libc::CLONE_VFORK;
@@ -97,16 +90,14 @@ impl Program {
         // the child uses is alive, and nothing else uses the stack. No signal handler runs in
         // either, and the child calls async-signal-safe functions alone.
         let child = unsafe { clone_vfork(&arguments, &mut exec) };
-        let failed = exec.errno;
-        drop(pinned);
         drop(signals);
         let child = c_int::try_from(child).map_err(io::Error::other)?;
         let Some(pid) = Pid::from_raw(child.max(0)) else {
             return Err(io::Error::from_raw_os_error(-child));
         };
-        if failed != 0 {
+        if exec.errno != 0 {
             let _ = waitpid(Some(pid), WaitOptions::empty());
-            return Err(io::Error::from_raw_os_error(failed));
+            return Err(io::Error::from_raw_os_error(exec.errno));
         }
         Ok(pid)
     }
@@ -119,8 +110,6 @@ struct Exec<'a> {
     files: [BorrowedFd<'a>; 3],
     /// The signals that it blocks.
     signals: *const libc::sigset_t,
-    /// The processors that the program may use, if the child may use one.
-    processors: Option<&'a CpuSet>,
     /// Why execve failed.
     errno: c_int,
 }
@@ -163,8 +152,7 @@ extern "C" fn run(exec: &mut Exec<'_>) -> ! {
     let ready = setpgid(None, None)
         .and_then(|()| dup2_stdin(stdin))
         .and_then(|()| dup2_stdout(stdout))
-        .and_then(|()| dup2_stderr(stderr))
-        .and_then(|()| exec.processors.map_or(Ok(()), |all| sched_setaffinity(None, all)));
+        .and_then(|()| dup2_stderr(stderr));
     exec.errno = match ready {
         Ok(()) => execute(exec),
         Err(errno) => errno.raw_os_error(),
@@ -183,33 +171,6 @@ fn execute(exec: &Exec<'_>) -> c_int {
     // SAFETY: the words and the environment end with a null pointer.
     unsafe { libc::execve(path, exec.words, environment.as_ptr()) };
     io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
-}
-
-/// This thread, and a child that it makes, use the processor on which it runs as long as this
-/// lives. The child begins at once, because this thread waits. Linux would begin it where least
-/// runs, which is where another thread of this process works, and move it at execve(2).
-struct Pinned {
-    /// The processors before; none if it is not pinned.
-    before: Option<CpuSet>,
-}
-
-impl Pinned {
-    /// Where the kernel refuses, a start takes longer.
-    fn here() -> Self {
-        let mut here = CpuSet::new();
-        here.set(sched_getcpu());
-        let before = sched_getaffinity(None).ok();
-        Self { before: before.filter(|_| sched_setaffinity(None, &here).is_ok()) }
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        if let Some(before) = &self.before {
-            // It fails if they are gone.
-            let _ = sched_setaffinity(None, before);
-        }
-    }
 }
 
 /// All signals of this thread are blocked as long as this lives, which has those that were before.

@@ -1,5 +1,6 @@
-//! Threads that start monitors. A monitor is in the control groups of version 1 and in the pid
-//! namespace that the thread which starts it has for its children, so each has a thread of its own.
+//! Threads that start monitors. A monitor is in the control groups of version 1, in the pid
+//! namespace that the thread which starts it has for its children, and in its ipc and uts
+//! namespaces, so each has a thread of its own.
 //! The group of version 2, in which a thread cannot be without its process, is the child's alone.
 
 use std::io;
@@ -10,7 +11,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use firn_base::{error_chain, move_away};
+use firn_base::error_chain;
 use parking_lot::Mutex;
 use rustix::thread::UnshareFlags;
 
@@ -18,8 +19,8 @@ use super::limits::{Limited, Limits};
 use super::privileges;
 use super::process::{Process, Program};
 
-/// The namespaces of a monitor that are made with the thread that starts it: together, so that the
-/// first process of one has all.
+/// The namespaces of a monitor that are made with the thread that starts it: all or none, so that
+/// the first process of a pid namespace has the others, too.
 const OF_FIRST_PROCESS: UnshareFlags =
     UnshareFlags::NEWPID.union(UnshareFlags::NEWIPC).union(UnshareFlags::NEWUTS);
 
@@ -111,9 +112,13 @@ impl Spawner {
                 let _ = privileges::unshare(OF_FIRST_PROCESS);
             }
             let Ok(program) = program.recv() else { return };
-            let _ = child.send(program.spawn(joined.as_ref().map(AsFd::as_fd)));
-            // The end of a thread takes longer, and the program begins on its processor.
-            std::thread::sleep(BEGINNING);
+            let spawned = program.spawn(joined.as_ref().map(AsFd::as_fd));
+            let begins = spawned.is_ok();
+            let _ = child.send(spawned);
+            if begins {
+                // This thread wakes where the program begins, which its end would interrupt.
+                std::thread::sleep(BEGINNING);
+            }
         };
         let thread = std::thread::Builder::new().name("spawn".into()).spawn(work)?;
         let (programs, thread) = (Some(programs), Some(thread));
@@ -128,12 +133,10 @@ impl Spawner {
         Ok(())
     }
 
-    /// Begins to start the process of a monitor, beside this thread.
+    /// Begins to start the process of a monitor.
     pub(crate) fn begin(&mut self, program: Program) -> io::Result<()> {
         let programs = self.programs.take().ok_or_else(ended)?;
-        programs.send(program).map_err(|_| ended())?;
-        self.thread.iter().for_each(move_away);
-        Ok(())
+        programs.send(program).map_err(|_| ended())
     }
 
     /// Waits until the process is started. Returns its groups with it.

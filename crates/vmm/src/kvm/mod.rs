@@ -162,30 +162,10 @@ pub struct OpenKvm {
 /// The CPUID that this host's KVM supports. To read it takes 0.3 ms in a virtual machine, whose
 /// host sees each CPUID instruction, so a process that opens KVM often, or has others do that,
 /// keeps it.
+///
+/// An entry is a number for each of its fields: serialised, that of the crate is one for each byte.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(from = "Vec<[u32; 7]>", into = "Vec<[u32; 7]>")]
-pub struct SupportedCpuid(Vec<kvm_cpuid_entry2>);
-
-/// With a number for each register: that of the crate has one for each byte.
-impl From<SupportedCpuid> for Vec<[u32; 7]> {
-    fn from(supported: SupportedCpuid) -> Self {
-        let fields = |entry: &kvm_cpuid_entry2| {
-            let kvm_cpuid_entry2 { function, index, flags, eax, ebx, ecx, edx, .. } = *entry;
-            [function, index, flags, eax, ebx, ecx, edx]
-        };
-        supported.0.iter().map(fields).collect()
-    }
-}
-
-impl From<Vec<[u32; 7]>> for SupportedCpuid {
-    fn from(entries: Vec<[u32; 7]>) -> Self {
-        let entry = |[function, index, flags, eax, ebx, ecx, edx]: [u32; 7]| {
-            let padding = [0; 3];
-            kvm_cpuid_entry2 { function, index, flags, eax, ebx, ecx, edx, padding }
-        };
-        Self(entries.into_iter().map(entry).collect())
-    }
-}
+pub struct SupportedCpuid(Vec<[u32; 7]>);
 
 impl SupportedCpuid {
     /// Reads it (`KVM_GET_SUPPORTED_CPUID`) from the device that [`open_device`] has opened at
@@ -197,7 +177,20 @@ impl SupportedCpuid {
         let cloned = device.try_clone();
         let device = cloned.map_err(|source| KvmError::Open { path: path.to_owned(), source })?;
         let supported = check(device, path)?.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES);
-        Ok(Self(supported.map_err(OpenKvmError::Cpuid)?.as_slice().to_vec()))
+        let fields = |entry: &kvm_cpuid_entry2| {
+            let kvm_cpuid_entry2 { function, index, flags, eax, ebx, ecx, edx, .. } = *entry;
+            [function, index, flags, eax, ebx, ecx, edx]
+        };
+        let supported = supported.map_err(OpenKvmError::Cpuid)?;
+        Ok(Self(supported.as_slice().iter().map(fields).collect()))
+    }
+
+    fn entries(&self) -> Vec<kvm_cpuid_entry2> {
+        let entry = |[function, index, flags, eax, ebx, ecx, edx]: [u32; 7]| {
+            let padding = [0; 3];
+            kvm_cpuid_entry2 { function, index, flags, eax, ebx, ecx, edx, padding }
+        };
+        self.0.iter().copied().map(entry).collect()
     }
 }
 
@@ -238,10 +231,10 @@ impl OpenKvm {
     pub fn with(
         device: OwnedFd,
         path: &Path,
-        SupportedCpuid(cpuid): &SupportedCpuid,
+        cpuid: &SupportedCpuid,
     ) -> Result<Self, OpenKvmError> {
         let kvm = Arc::new(check(device, path)?);
-        let cpuid = CpuId::from_entries(cpuid)
+        let cpuid = CpuId::from_entries(&cpuid.entries())
             .map_err(|_| OpenKvmError::Cpuid(kvm_ioctls::Error::new(libc::E2BIG)))?;
         let (fault_handling, machine) = (FaultHandling::Default, Cell::default());
         Ok(Self { kvm, cpuid, fault_handling, machine })
