@@ -64,7 +64,7 @@ fn inputs_of_other_sizes_have_the_memory_of_the_record_phase() {
     for (name, _) in EMBEDDED.iter().filter(|(name, _)| name.ends_with("-base")) {
         let of = |size: &str| load(&name.replace(BASE, size)).unwrap().trace;
         let base = of(BASE);
-        let work = |size: &str| of(size).touches().iter().map(|touch| touch.gap).sum::<u64>();
+        let work = |size: &str| of(size).work();
         for (_, size) in SIZES {
             assert_eq!(of(size).layout(), base.layout(), "{name}");
             assert_eq!(of(size).zero_map(), base.zero_map(), "{name}: of another snapshot");
@@ -96,7 +96,7 @@ fn table(folder: &str) -> String {
         let settings = functions.join(&origin.function).join("function.toml");
         let settings = fs::read_to_string(settings).unwrap();
         let source = settings.lines().find_map(|line| line.strip_prefix("source = "));
-        let instructions: u64 = trace.touches().iter().map(|touch| touch.gap).sum();
+        let instructions = trace.work();
         writeln!(
             table,
             "| `{name}` | {} MiB | {} | {} | {} | {:.1} | {} | {} |",

@@ -1,5 +1,7 @@
 //! The table of what holds the pages that functions touch: of the files in `traces/holders`, which
 //! `make traces FUNCTIONS=NAME-holders` records.
+//!
+//! [`read`] reads such a recording, of any kind.
 
 use std::collections::HashSet;
 use std::fs;
@@ -39,10 +41,8 @@ struct Recorded {
 }
 
 impl Recorded {
-    fn read(folder: &Path, function: &str) -> Option<Self> {
-        let file = |ending| fs::read(folder.join(format!("{function}-a.{ending}"))).ok();
-        let recorded: Value = serde_json::from_slice(&file("json")?).ok()?;
-        let trace = Trace::decode(&file("trace")?).ok()?;
+    fn read(function: &str) -> Option<Self> {
+        let (trace, recorded) = read("holders", &format!("{function}-a"))?;
         let (mut pages, mut chunks) = (Vec::new(), HashSet::new());
         for page in recorded["pages"].as_array()? {
             let holder = usize::try_from(page["holder"].as_u64()?).ok()?;
@@ -53,8 +53,8 @@ impl Recorded {
             pages.push((holder.to_owned(), page["written"].as_bool()?));
             chunks.insert(page["page"].as_u64()? / CHUNK_PAGES);
         }
-        let instructions = trace.touches().iter().map(|touch| touch.gap).sum();
-        Some(Self { function: function.to_owned(), pages, chunks: chunks.len(), instructions })
+        let (function, chunks) = (function.to_owned(), chunks.len());
+        Some(Self { function, pages, chunks, instructions: trace.work() })
     }
 
     /// The pages of some holders, in brackets those that are written.
@@ -68,13 +68,19 @@ impl Recorded {
     }
 }
 
+/// A trace in a folder of `traces`, and what was recorded beside it. `None` if a file is missing or
+/// not valid.
+pub(super) fn read(kind: &str, name: &str) -> Option<(Trace, Value)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces").join(kind);
+    let file = |ending| fs::read(folder.join(format!("{name}.{ending}"))).ok();
+    let recorded = serde_json::from_slice(&file("json")?).ok()?;
+    Some((Trace::decode(&file("trace")?).ok()?, recorded))
+}
+
 /// The table of functions whose names are separated by spaces. `None` if a file is missing or not
 /// valid, or a page is not in one row and the last.
 pub(super) fn table(functions: &str) -> Option<String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces/holders");
-    let recorded: Option<Vec<Recorded>> =
-        functions.split(' ').map(|function| Recorded::read(&folder, function)).collect();
-    let recorded = recorded?;
+    let recorded: Vec<_> = functions.split(' ').map(Recorded::read).collect::<Option<_>>()?;
     let row = |text: &str, cell: &dyn Fn(&Recorded) -> String| {
         std::iter::once(text.to_owned()).chain(recorded.iter().map(cell)).collect::<Vec<_>>()
     };

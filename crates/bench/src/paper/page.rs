@@ -22,11 +22,10 @@
 //! Documents are written by hand, so this is used by tests alone, and by `make result-pages`.
 
 use std::collections::HashSet;
-use std::path::Path;
-use std::{fs, io};
+use std::io;
 
 use firn_base::{PAGE_SIZE, format_bytes};
-use firn_memory::trace::{Access, Trace};
+use firn_memory::trace::Access;
 use serde_json::{Value, json};
 
 use super::holders;
@@ -196,8 +195,7 @@ pub(super) fn table_name(line: &str) -> Option<&str> {
     };
     let name = comment.split([' ', '/']).next()?;
     let is_result = is_of_paper(name) || SESSIONS.contains(&name) || comment.ends_with(HOST);
-    let is_result = is_result || name == HOLDERS;
-    is_result.then_some(comment)
+    (is_result || name == HOLDERS).then_some(comment)
 }
 
 /// Sessions of `firn bench thaw`, one or several, as the places of an experiment.
@@ -399,12 +397,9 @@ impl Outcome {
     /// Which pages that its functions touch the guest's kernel allocated after the thaw, by its
     /// tracepoint `kmem:mm_page_alloc` (`make traces FUNCTIONS=NAME-marking`).
     fn marked(&self) -> Option<String> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces/marking");
         let rows = names(self.rows().map(|(_, row)| &*row.trace)).into_iter().map(|name| {
-            let file = |ending| fs::read(folder.join(format!("{name}.{ending}")));
-            let trace = Trace::decode(&file("trace").ok()?).ok()?;
-            let recorded: Value = serde_json::from_slice(&file("json").ok()?).ok()?;
-            let runs: Vec<[u64; 2]> = serde_json::from_value(recorded["allocated"].clone()).ok()?;
+            let (trace, mut recorded) = holders::read("marking", name)?;
+            let runs: Vec<[u64; 2]> = serde_json::from_value(recorded["allocated"].take()).ok()?;
             let allocated: HashSet<u64> =
                 runs.iter().flat_map(|[first, pages]| *first..first + pages).collect();
             let touched: HashSet<u64> = trace.touches().iter().map(|touch| touch.page).collect();

@@ -168,7 +168,7 @@ pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
     }
     let (mut trace, totals) =
         recording.trace(origin, manifest.layout.clone(), snapshot.zero_map().clone())?;
-    let worked = trace.touches().iter().map(|touch| touch.gap).sum();
+    let worked = trace.work();
     if let Some(free) = free {
         trace = trace.with_free(free)?;
     }

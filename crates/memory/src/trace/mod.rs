@@ -226,6 +226,12 @@ impl Trace {
         self.touches.iter().filter(|touch| touch.access != Access::LaterWrite).count() as u64
     }
 
+    /// The work from the thaw to the last touch: the sum of the gaps, in what they count.
+    #[must_use]
+    pub fn work(&self) -> u64 {
+        self.touches.iter().map(|touch| touch.gap).sum()
+    }
+
     /// The number of written pages.
     #[must_use]
     pub fn written_pages(&self) -> u64 {

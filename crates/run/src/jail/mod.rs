@@ -347,14 +347,12 @@ pub(crate) fn enter(
         }
     };
     let first = is_first_process();
-    build(
-        Wall::Names,
-        match &first {
-            // They were made with its pid namespace.
-            Ok(()) => Ok(()),
-            Err(_) => privileges::unshare(UnshareFlags::NEWIPC | UnshareFlags::NEWUTS),
-        },
-    );
+    // Those of a first process were made with its pid namespace.
+    let names = match first {
+        Ok(()) => Ok(()),
+        Err(_) => privileges::unshare(UnshareFlags::NEWIPC | UnshareFlags::NEWUTS),
+    };
+    build(Wall::Names, names);
     build(Wall::Processes, first);
     let process = privileges::outer_process();
     build(Wall::Files, root.and_then(|root| privileges::enter(root, LinkNameSpaceType::Mount)));
