@@ -11,6 +11,7 @@ fn row(planner: &str, microvms: u32, dram: u64, pool: Option<u64>) -> CapacityRo
         planner: planner.to_owned(),
         trace: "recognition".to_owned(),
         carried: Carried { microvms, usage, end: None },
+        counts: Vec::new(),
         pool_bytes: pool.map(|pool| pool << 30),
         copy_bytes: None,
     }

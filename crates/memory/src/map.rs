@@ -223,6 +223,12 @@ impl Mapping {
         self.advise(addr, len, Advice::LinuxPopulateRead)
     }
 
+    /// `MADV_POPULATE_WRITE`: maps every page of the range for writing, and copies those of a
+    /// private mapping.
+    pub(crate) fn populate_write(&self, addr: u64, len: u64) -> Result<()> {
+        self.advise(addr, len, Advice::LinuxPopulateWrite)
+    }
+
     /// `MADV_DONTNEED`: drops the pages of an anonymous range; they read as zeros afterwards.
     pub(crate) fn drop_pages(&self, addr: u64, len: u64) -> Result<()> {
         self.advise(addr, len, Advice::LinuxDontNeed)

@@ -52,10 +52,13 @@ pub(crate) fn plans() -> impl Strategy<Value = Plan> {
                 let segments = segments(&layout, &cuts, &kinds);
                 let layers = layers(&layout, &segments, &order, &hidden);
                 let schedule = schedule(&layout, &segments, &steps);
+                let privates = segments.iter().filter(|s| s.sharing == Sharing::PrivateCow);
+                let populated = privates.map(|s| s.guest).step_by(2).collect();
                 Plan {
                     planner: "random".to_owned(),
                     layout,
                     copies: CopyTable::default(),
+                    populated,
                     segments,
                     layers,
                     schedule,
@@ -186,6 +189,10 @@ fn schedule(
             Step { when, work }
         })
         .collect();
+    schedule.extend(layout.regions().map(|region| {
+        let guest = GuestRange { start: region.guest_addr, len: region.len };
+        Step { when: When::BeforeResume, work: Work::Populate { guest } }
+    }));
     schedule.sort_by_key(|step| step.when == When::AfterResume);
     schedule
 }

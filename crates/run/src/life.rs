@@ -444,13 +444,16 @@ impl Run<'_> {
 
 /// Reads the counters of a microVM, in its own thread.
 pub(crate) fn counters(microvm: &mut Microvm) -> Result<Counters, ErrorChain> {
-    read_counters(&microvm.kvm_counters(), microvm.memory())
+    read_counters(&microvm.kvm_counters(), microvm.memory(), || ())
 }
 
-/// Reads the counters of this process and of its microVM.
+/// Reads the counters of this process and of its microVM. `hold` may wait. The use of memory is
+/// read after it, because that takes processor time from other microVMs that it waits for; what the
+/// kernel reclaims meanwhile is missing.
 pub(crate) fn read_counters(
     kvm: &KvmCounters,
     memory: &GuestMemory,
+    hold: impl FnOnce(),
 ) -> Result<Counters, ErrorChain> {
     // First what reading changes.
     let cpu_ns = cpu_ns();
@@ -458,6 +461,7 @@ pub(crate) fn read_counters(
     let copies = memory.vm_memory().chunk_copies();
     let pager = memory.pager().map(Pager::report);
     let kvm = kvm.read().map_err(|error| ErrorChain::of(&error))?;
+    hold();
     let usage = memory.usage().map_err(|error| ErrorChain::of(&error))?;
     Ok(Counters::new(cpu_ns, &process, kvm, copies, &usage, pager))
 }

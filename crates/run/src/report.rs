@@ -191,7 +191,7 @@ pub struct StartTimes {
     /// The part of `execute_ns` that read the image into the page cache.
     #[serde(default)]
     pub preload_ns: u64,
-    /// The part of `execute_ns` that built the host's index.
+    /// The part of `execute_ns` that built the host's index, or populated pages.
     #[serde(default)]
     pub index_ns: u64,
     /// The part of `execute_ns` that installed pages of a packed file.
@@ -247,7 +247,10 @@ impl StartTimes {
             report.steps.iter().filter(|step| is(&step.step.work)).map(|step| step.ns).sum()
         };
         self.preload_ns = sum(|work| matches!(work, Work::Preload { .. }));
-        self.index_ns = sum(|work| matches!(work, Work::Index { .. } | Work::IndexCopy { .. }));
+        let indexes = |work: &Work| {
+            matches!(work, Work::Index { .. } | Work::IndexCopy { .. } | Work::Populate { .. })
+        };
+        self.index_ns = sum(indexes);
         self.install_ns = sum(|work| matches!(work, Work::Install { .. }));
     }
 

@@ -88,6 +88,10 @@ pub struct CapacityRow {
     /// The number of microVMs, and their memory.
     #[serde(flatten)]
     pub carried: Carried,
+    /// The numbers of microVMs, ascending, if they were counted several times: `carried` is the
+    /// median.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub counts: Vec<u32>,
     /// Bytes of the pool that they used, if there is a pool.
     pub pool_bytes: Option<u64>,
     /// Bytes of DRAM in copies that the pool's manager lent to them, outside the cgroup.
@@ -196,14 +200,41 @@ pub(crate) fn fill(
             })?;
             let usage = usage?.map(|PoolUsage { pool_bytes, copy_bytes }| (pool_bytes, copy_bytes));
             let (pool_bytes, copy_bytes) = usage.unzip();
-            results.push(CapacityRow { planner, trace, carried, pool_bytes, copy_bytes });
+            let counts = Vec::new();
+            results.push(CapacityRow { planner, trace, carried, counts, pool_bytes, copy_bytes });
         }
     }
     let (host, left_out) = (prepared.host.clone(), prepared.left_out.clone());
     Ok(Capacities { host, memory: budget.memory, results, left_out })
 }
 
+impl CapacityRow {
+    /// The number of microVMs: the median of several counts, with the smallest and the largest.
+    pub(crate) fn number(&self) -> String {
+        let microvms = self.carried.microvms;
+        match self.counts.as_slice() {
+            [least, .., most] => format!("{microvms} ({least} to {most})"),
+            _ => microvms.to_string(),
+        }
+    }
+}
+
 impl Capacities {
+    /// The median of each row of several [fills](fill()) of one budget; `None` of none.
+    pub(crate) fn median_of(fills: &[Self]) -> Option<Self> {
+        let mut median = fills.first()?.clone();
+        for (index, row) in median.results.iter_mut().enumerate() {
+            let mut rows: Vec<_> =
+                fills.iter().filter_map(|fill| fill.results.get(index)).collect();
+            rows.sort_by_key(|row| row.carried.microvms);
+            let counts = rows.iter().map(|row| row.carried.microvms).collect();
+            if let Some(middle) = rows.get((rows.len() - 1) / 2) {
+                *row = CapacityRow { counts, ..(*middle).clone() };
+            }
+        }
+        Some(median)
+    }
+
     /// The traces, in the order of the rows.
     pub(crate) fn traces(&self) -> Vec<&str> {
         let mut traces: Vec<&str> = self.results.iter().map(|row| row.trace.as_str()).collect();
@@ -230,8 +261,8 @@ impl Capacities {
                 parts: vec![(0, f64::from(row.carried.microvms))],
                 whisker: None,
                 value: match &row.carried.end {
-                    Some(_) => row.carried.microvms.to_string(),
-                    None => format!("{}, no more were started", row.carried.microvms),
+                    Some(_) => row.number(),
+                    None => format!("{}, no more were started", row.number()),
                 },
             });
             let unit = "microVMs at once".to_owned();

@@ -101,7 +101,7 @@ const FAASNAP_BY_MEDIUM: Replays = Replays {
 /// PASS figure 14 and its costs: budgets that microVMs fill.
 const FILLED: Replays = Replays {
     planners: OF_PASS,
-    traces: &["recognition-a", "json-a"],
+    traces: &["recognition-a", "ffmpeg-a", "json-a"],
     work: false,
     shape: Shape::Capacity(BUDGETS),
     ..Replays::ONE
@@ -148,7 +148,7 @@ pub static EXPERIMENTS: [Experiment; 36] = [
             quantity: Quantity::Faults,
             ..Replays::ONE
         }]),
-        verdict: Verdict::Partly("on functions that compute"),
+        verdict: Verdict::Partly("on two of nine functions; on the others page faults take more"),
         measured: "[nine functions](pass.md#figure-2-page-faults-in-a-start)",
     },
     Experiment {
@@ -191,7 +191,7 @@ pub static EXPERIMENTS: [Experiment; 36] = [
         source: "PASS 5.2, figure 9",
         title: "Execution time by function",
         way: Way::Replays(&[Replays { planners: OF_PASS, traces: NINE, ..Replays::ONE }]),
-        verdict: Verdict::Agrees("in the order, with larger gains"),
+        verdict: Verdict::Agrees("in the order, on pagerank within the noise, with larger gains"),
         measured: "[nine functions](pass.md#figure-9-execution-time-by-function)",
     },
     Experiment {
@@ -200,10 +200,10 @@ pub static EXPERIMENTS: [Experiment; 36] = [
         title: "Ephemeral workloads",
         way: Way::Replays(&[Replays {
             planners: OF_PASS,
-            traces: &["json-a", "recognition-a", "read-list-a"],
+            traces: &["json-a", "recognition-a", "ffmpeg-a", "read-list-a"],
             ..Replays::ONE
         }]),
-        verdict: Verdict::Agrees("in the order, with larger gains"),
+        verdict: Verdict::Partly("on json and recognition; on read-list FaaSnap gains nothing"),
         measured: "[three functions](pass.md#figure-10-ephemeral-workloads)",
     },
     Experiment {
@@ -216,7 +216,7 @@ pub static EXPERIMENTS: [Experiment; 36] = [
             shape: Shape::Concurrency(&[32]),
             ..Replays::ONE
         }]),
-        verdict: Verdict::Partly("where all 32 have a replica"),
+        verdict: Verdict::Partly("in the order, where all 32 have a replica"),
         measured: "[nine functions](pass.md#figure-11-32-at-once)",
     },
     Experiment {
@@ -238,14 +238,16 @@ pub static EXPERIMENTS: [Experiment; 36] = [
         title: "Execution time of 32 requests by memory",
         way: Way::Replays(&[Replays {
             planners: &["vanilla_dax", "firecracker", "faasnap", "pass", "pass_shared", "firn"],
-            traces: &["recognition-a", "json-a"],
+            traces: &["recognition-a", "ffmpeg-a", "json-a"],
             shape: Shape::Memory(
                 32,
                 &[4096 * MIB, 2048 * MIB, 1024 * MIB, 512 * MIB, 256 * MIB, 128 * MIB],
             ),
             ..Replays::ONE
         }]),
-        verdict: Verdict::Partly("on recognition, and on json at the smallest budget"),
+        verdict: Verdict::Partly(
+            "on recognition, and on json at the smallest budget; the pool is left out",
+        ),
         measured: "[json and recognition](pass.md#figure-13-memory-pressure)",
     },
     Experiment {
@@ -275,7 +277,7 @@ pub static EXPERIMENTS: [Experiment; 36] = [
         title: "DAX faults of a start",
         way: Way::Replays(&[Replays {
             planners: &["vanilla_dax"],
-            traces: &["recognition-a"],
+            traces: NINE,
             medium: Medium::Dax,
             quantity: Quantity::KernelFaults,
             remarks: &[
@@ -544,33 +546,35 @@ pub static EXPERIMENTS: [Experiment; 36] = [
     },
     tiers(
         systor::FIGURE_2,
-        Verdict::Partly("in the order, and in size but for `ssd`"),
+        Verdict::Partly("in the order, not in size by class"),
         "[ten functions](systor.md#figure-2-cold-and-warm-by-tier)",
     ),
     tiers(
         systor::FIGURE_3,
-        Verdict::Partly("in the order, and nearly in size but for `ssd`"),
+        Verdict::Partly("in the order, and in connecting nearly in size but for `ssd`"),
         "[ten functions](systor.md#figure-3-parts-of-a-cold-invocation)",
     ),
     tiers(
         systor::FIGURE_4,
-        Verdict::Partly("on Mid functions; that `ssd` stops at four is a parameter"),
+        Verdict::Partly(
+            "as to `dcpm` and `nvme` on Mid and Heavy; that `ssd` stops at four is a parameter",
+        ),
         "[ten functions](systor.md#figures-4-to-6-several-microvms-at-once)",
     ),
     tiers(
         systor::FIGURE_5,
-        Verdict::Partly("on Mid functions"),
-        "[ten functions](systor.md#figures-4-to-6-several-microvms-at-once)",
+        Verdict::Partly("as to `dcpm` and `nvme` on Mid and Heavy functions"),
+        "[three functions](systor.md#figures-4-to-6-several-microvms-at-once)",
     ),
     tiers(
         systor::FIGURE_6,
-        Verdict::Partly("on Light and Mid functions"),
-        "[ten functions](systor.md#figures-4-to-6-several-microvms-at-once)",
+        Verdict::Partly("as to `ssd` on hello; `dcpm` and `nvme` differ within the noise"),
+        "[three functions](systor.md#figures-4-to-6-several-microvms-at-once)",
     ),
     tiers(
         systor::FIGURE_7,
         Verdict::Partly("it scales worse, but harms on `nvme` alone"),
-        "[ten functions](systor.md#figure-7-read-ahead)",
+        "[three functions](systor.md#figure-7-read-ahead)",
     ),
     tiers(
         systor::TABLE_3,

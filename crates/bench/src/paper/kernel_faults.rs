@@ -8,7 +8,7 @@ use thiserror::Error;
 use crate::batch::Interrupt;
 use crate::cache::Cache;
 use crate::ftrace::{Calls, FtraceError, FunctionGraph};
-use crate::host::Host;
+use crate::host::{Host, KvmKind};
 use crate::stats::Summary;
 use crate::thaw::{Session, SessionError, Turn};
 
@@ -37,6 +37,12 @@ pub struct FunctionTime {
     pub calls: Summary,
     /// Their time in a run.
     pub ms: Summary,
+}
+
+/// The unit of these times on a host. The lab counts instructions, and its clock has a ms for each
+/// million of them (`firn lab run --icount`).
+pub(super) fn unit(host: &Host) -> &'static str {
+    if host.kvm == KvmKind::Lab { "million instructions" } else { "ms" }
 }
 
 /// Why the time in the kernel's functions is not known.

@@ -40,7 +40,7 @@ pub use replays::{Medium, Quantity, Replays, Shape, Storage};
 pub use table::{Experiment, FindError, Verdict, Way, document, find, help, listing};
 
 use crate::batch::Jails;
-use crate::capacity::{Budget, FillError, fill};
+use crate::capacity::{Budget, Capacities, FillError, fill};
 use crate::cgroup::MemoryLimit;
 use crate::harness::Harness;
 use crate::host::{Host, HostError};
@@ -357,8 +357,11 @@ impl Runner<'_> {
                 for &memory in budgets {
                     let budget = Budget { memory, ..Budget::default() };
                     let budget = Budget { most: budget.most.min(self.config.most), ..budget };
-                    let filled = fill(&budget, &prepared, pool.as_mut(), self.harness)?;
-                    outcome.add_budget(filled);
+                    let mut fills = Vec::new();
+                    for _ in 0..self.config.runs {
+                        fills.push(fill(&budget, &prepared, pool.as_mut(), self.harness)?);
+                    }
+                    Capacities::median_of(&fills).into_iter().for_each(|f| outcome.add_budget(f));
                 }
             }
             Shape::Storage(_) => {

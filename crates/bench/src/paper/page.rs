@@ -37,7 +37,7 @@ use super::systor::SystorOutcome;
 use super::text::{Cell, Column, PARTS, at_once};
 use crate::host::Host;
 use crate::players::replicates;
-use crate::stats::Summary;
+use crate::stats::{Comparison, Summary};
 use crate::text::{markdown, number};
 use crate::thaw::{OpenLoop, Row};
 use crate::traces::load;
@@ -299,7 +299,7 @@ impl Outcome {
                     budget.results.iter().map(|row| Entry {
                         key: vec![row.trace.clone(), format_bytes(budget.memory)],
                         planner: &row.planner,
-                        cell: Cell::Text(row.carried.microvms.to_string()),
+                        cell: Cell::Text(row.number()),
                     })
                 });
                 Some((vec!["function", "budget"], rows.collect()))
@@ -427,10 +427,19 @@ impl Outcome {
     /// How it was measured, and the noise.
     fn conditions(&self) -> String {
         let ratios = self.sessions.iter().flat_map(|place| &place.noise);
-        let ratios: Vec<f64> = ratios.map(|noise| noise.ratio.median).collect();
-        let noise = Summary::of(&ratios).map_or(String::new(), |Summary { min, max, .. }| {
-            format!("; the same planner twice, second / first: {} to {}", number(min), number(max))
-        });
+        let [medians, lows, highs]: [Vec<f64>; 3] = [
+            |ratio: &Comparison| ratio.median,
+            |ratio: &Comparison| ratio.low,
+            |ratio: &Comparison| ratio.high,
+        ]
+        .map(|end| ratios.clone().map(|noise| end(&noise.ratio)).collect());
+        let range = |of: &[f64]| Summary::of(of).map(|all| [all.min, all.max].map(number));
+        let noise = match (range(&medians), range(&lows), range(&highs)) {
+            (Some([min, max]), Some([low, _]), Some([_, high])) => format!(
+                "\n- the same planner twice, second / first: {min} to {max}, intervals {low} to {high}"
+            ),
+            _ => String::new(),
+        };
         let runs: Vec<u32> = self.rows().map(|(_, row)| row.runs).collect();
         let runs = match (runs.iter().min(), runs.iter().max()) {
             (Some(least), Some(most)) if least == most => format!("{least} runs; "),

@@ -2,6 +2,7 @@
 
 use firn_player::format::FIRST_TIME_NS;
 
+use super::kernel_faults;
 use super::outcome::{Outcome, Place};
 use super::replays::Quantity;
 use crate::capacity::CapacityRow;
@@ -195,7 +196,7 @@ impl Outcome {
             let functions = faults.functions.iter().rev().map(|(name, f)| bar(name, &f.ms));
             let title = format!("{} on {}", faults.planner, faults.trace);
             let marks = Marks::Bars(std::iter::once(total).chain(functions).collect());
-            Panel { title, unit: self.quantity.unit().to_owned(), marks }
+            Panel { title, unit: kernel_faults::unit(&self.host).to_owned(), marks }
         });
         panels.collect()
     }

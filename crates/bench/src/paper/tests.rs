@@ -269,15 +269,23 @@ fn budgets_are_lines_and_have_prices() {
             usage: GroupUsage { total: 1 << 30, ..GroupUsage::default() },
             end: None,
         },
+        counts: Vec::new(),
         pool_bytes,
         copy_bytes: None,
     };
     let mut outcome = outcome(Quantity::Price, &[]);
     for memory in [64 << 20, 128 << 20] {
         for (planner, pool) in [("firecracker", None), ("pass", Some(1 << 30))] {
-            let (host, left_out) = (outcome.host.clone(), Vec::new());
-            let results = vec![row(planner, 10, pool)];
-            outcome.add_budget(Capacities { host, memory, results, left_out });
+            let host = outcome.host.clone();
+            let of = |microvms| Capacities {
+                host: host.clone(),
+                memory,
+                results: vec![row(planner, microvms, pool)],
+                left_out: Vec::new(),
+            };
+            let median = Capacities::median_of(&[12, 9, 10].map(of)).unwrap();
+            assert_eq!(median.results[0].counts, [9, 10, 12]);
+            outcome.add_budget(median);
         }
     }
     outcome.price().unwrap();
@@ -290,6 +298,7 @@ fn budgets_are_lines_and_have_prices() {
     assert!((each(0, 0) - (16.61 + 0.35 / 4.0) / 10.0).abs() < 0.001, "{}", each(0, 0));
     let (text, picture) = (outcome.markdown(), outcome.draw());
     assert!(text.contains("cost of each") && text.contains("no more were started"), "{text}");
+    assert!(text.contains("10 (9 to 12)"), "{text}");
     assert!(well_formed(&picture) && picture.contains("pool priced as DRAM"));
     outcome.quantity = Quantity::Carried;
     let picture = outcome.draw();

@@ -5,6 +5,7 @@ use std::fmt;
 use firn_base::format_bytes;
 use firn_player::format::{FIRST_TIME_NS, time_class};
 
+use super::kernel_faults;
 use super::outcome::{Outcome, Place};
 use super::picture::classes;
 use super::replays::Quantity;
@@ -234,7 +235,8 @@ impl Outcome {
 
     /// The kernel's functions in the order of their time.
     pub(super) fn kernel_faults_markdown(&self) -> Option<String> {
-        let head = ["trace", "planner", "function of the kernel", "calls", "ms", "of the total"];
+        let unit = kernel_faults::unit(&self.host);
+        let head = ["trace", "planner", "function of the kernel", "calls", unit, "of the total"];
         let mut rows = Vec::new();
         for faults in &self.kernel_faults {
             let row = |name: &str, calls: String, ms: &Summary| {
@@ -269,7 +271,7 @@ impl Outcome {
                     row.trace.clone(),
                     format_bytes(budget.memory),
                     row.planner.clone(),
-                    row.carried.microvms.to_string(),
+                    row.number(),
                     format_bytes(row.carried.usage.total),
                     row.copy_bytes.map_or(String::new(), format_bytes),
                     row.pool_bytes.map_or(String::new(), format_bytes),

@@ -141,6 +141,19 @@ fn players_write_to_runs_of_pages_over_the_sealed_extent() {
         drop(source);
         client.settle().unwrap();
     }
+    // Where others have all copies, the kernel copies these pages before the guest runs.
+    let mut others = Vec::new();
+    let report = loop {
+        let (snapshot, mut grant) = open_pooled(&socket, "player", Verify::Once).unwrap();
+        request_copy(&snapshot, &mut grant, rule).unwrap();
+        if grant.copies().unwrap().absent.is_some() {
+            break run(&Source::new(snapshot, Some(grant)), planner).unwrap();
+        }
+        others.push(grant);
+    };
+    let (counters, writes) = (report.counters, report.writes.unwrap());
+    assert_eq!((counters.copy_bytes, writes.missed), (0, 0), "{writes:?}");
+    assert_eq!(counters.private_bytes, writes.predicted * writes.granule);
 }
 
 #[test]

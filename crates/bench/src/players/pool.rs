@@ -3,11 +3,13 @@
 use std::path::Path;
 use std::time::Duration;
 
+use firn_base::format_bytes;
 use firn_memory::Leaf;
 use firn_memory::planners::{ExtentFacts, ImageFacts};
 use firn_pool::{Client, ClientError, ListedExtent, MediumFacts, Role};
 
 use super::frozen::{FrozenPlayer, NOTICE, PooledPlayer};
+use crate::host::medium_of_pool;
 use crate::progress::Progress;
 
 /// How long a removed snapshot is waited for.
@@ -20,6 +22,7 @@ pub(crate) struct PoolPlayers<'a> {
     manager: Client,
     facts: ExtentFacts,
     medium: String,
+    size: u64,
     names: Vec<String>,
     progress: &'a dyn Progress,
 }
@@ -54,12 +57,13 @@ impl<'a> PoolPlayers<'a> {
             replica: true,
             checked: true,
         };
-        Ok(Self { socket, manager, facts, medium: described.name, names: Vec::new(), progress })
+        let (medium, size) = (described.name, described.size);
+        Ok(Self { socket, manager, facts, medium, size, names: Vec::new(), progress })
     }
 
-    /// The manager's name for its medium.
-    pub(crate) fn medium(&self) -> &str {
-        &self.medium
+    /// The medium and its size.
+    pub(crate) fn medium(&self) -> String {
+        format!("{}, {}", medium_of_pool(&self.medium), format_bytes(self.size))
     }
 
     /// The properties of the medium.

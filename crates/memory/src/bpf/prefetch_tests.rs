@@ -29,6 +29,7 @@ fn plan(ranges: &[Range<u64>]) -> Plan {
         schedule: ranges.iter().map(step).collect(),
         pager: None,
         copies: CopyTable::default(),
+        populated: Vec::new(),
     }
 }
 

@@ -25,7 +25,8 @@ use std::path::Path;
 
 use firn_base::PageRange;
 use firn_snapshot::{
-    Checks, ClientError, Grant, OpenError, OpenPooledError, Profile, Snapshot, open_pooled,
+    CHUNK_PAGES, Checks, ClientError, Copies, Grant, NoCopy, OpenError, OpenPooledError, PageSet,
+    Profile, Snapshot, open_pooled,
 };
 use prediction::Prediction;
 use thiserror::Error;
@@ -44,7 +45,7 @@ pub enum RequestCopyError {
 
 /// Takes a copy of the pages that a run is expected to write, where the pool's manager has one
 /// ready: [`Grant::copies`] returns it then. The first request for a snapshot and a rule stores the
-/// copy set that the snapshot's profile gives. Without a copy the kernel copies page by page.
+/// copy set that the snapshot's profile gives.
 ///
 /// # Errors
 ///
@@ -64,6 +65,36 @@ pub fn request_copy(
         store_first(snapshot, grant, rule, &profile)?;
     }
     Ok(())
+}
+
+/// The image pages that a start without a copy expects to touch, as ascending runs, for the kernel
+/// to copy before the guest runs. Of chunks that are copied as a whole they are those of the
+/// profile, in granules of 16 KiB. There are none where the arena is full: what is only read would
+/// take memory that copies may not have.
+pub(crate) fn expected_pages(
+    copies: &Copies,
+    profile: Option<&Profile>,
+    pages: u64,
+) -> Vec<PageRange> {
+    let rule = Rule::of_key(&copies.key).filter(|_| copies.absent != Some(NoCopy::ArenaFull));
+    let Some(rule) = rule else { return Vec::new() };
+    // A chunk is expected by the rule already.
+    let rule = Rule { written: 1, granule: Granule::Size16K, ..rule };
+    let profiled = profile.map_or_else(Vec::new, |profile| initial(rule, profile, pages).1);
+    let profiled = PageSet::of(&profiled, pages);
+    let mut expected = PageSet::new(pages);
+    for run in copies.expected.iter().map(PageRange::range) {
+        let end = run.end.min(pages);
+        let whole = run.start.next_multiple_of(CHUNK_PAGES)..end - end % CHUNK_PAGES;
+        if whole.is_empty() {
+            expected.insert_range(run.start..end);
+            continue;
+        }
+        expected.insert_range(run.start..whole.start);
+        expected.insert_range(whole.end..end);
+        profiled.ranges_in(whole).for_each(|range| expected.insert_range(range));
+    }
+    expected.to_ranges()
 }
 
 /// Updates the prediction with the pages that a run wrote ([`WriteReport::written`]), for the next
@@ -129,9 +160,16 @@ fn store_first(
     profile: &Profile,
 ) -> Result<(), ClientError> {
     let pages = snapshot.manifest().layout.pages();
-    let unit = rule.granule.pages();
-    let prediction = Prediction::of(&prediction::within(rule.granules(profile), unit, pages));
-    let runs = rule.runs(&prediction.expected(unit), pages);
+    let (prediction, expected) = initial(rule, profile, pages);
+    let runs = rule.runs(&expected, pages);
     grant.store_copy_set(&rule.key(), None, &runs, prediction.encode())?;
     Ok(())
+}
+
+/// The prediction that a profile gives, and the pages of its granules.
+fn initial(rule: Rule, profile: &Profile, pages: u64) -> (Prediction, Vec<PageRange>) {
+    let unit = rule.granule.pages();
+    let prediction = Prediction::of(&prediction::within(rule.granules(profile), unit, pages));
+    let expected = prediction.expected(unit);
+    (prediction, expected)
 }

@@ -4,8 +4,8 @@ use std::io;
 use std::ops::Range;
 
 use firn_base::num::usize_of;
-use firn_base::{PAGE_SIZE, PageRange};
-use firn_snapshot::{CHUNK_PAGES, Copies, Grant, NoCopy, PageSet, ReadAt, Snapshot};
+use firn_base::{GuestRange, PAGE_SIZE, PageRange};
+use firn_snapshot::{CHUNK_PAGES, Copies, Grant, ImageRegion, NoCopy, PageSet, ReadAt, Snapshot};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
@@ -46,8 +46,9 @@ pub struct ObserveError(#[from] io::Error);
 /// Finds out which granules a guest has written. A granule of the extent counts when as many of its
 /// pages were copied on write as the rule requires; a granule of a copy counts when it differs from
 /// the extent. Where the monitor copies whole chunks and fills pages that are only read, a page
-/// that a finer rule counts has to differ, too. The guest may run: a concurrent write may or may
-/// not count. Returns `None` for a grant for which no copy was requested.
+/// that a finer rule counts has to differ, too, and so has one that the plan populated. The guest
+/// may run: a concurrent write may or may not count. Returns `None` for a grant for which no copy
+/// was requested.
 ///
 /// # Errors
 ///
@@ -75,22 +76,31 @@ fn observe_extent(
     let unit = rule.granule.pages();
     let granule = |page: u64| page / unit * unit..((page / unit + 1) * unit).min(pages);
     let mut buffers = [vec![0; PIECE], vec![0; PIECE]];
-    let mut private = memory.private_pages()?;
-    if plan.extent_sharing() == Some(Sharing::Shared) && unit < CHUNK_PAGES {
-        let mut changed = PageSet::new(pages);
-        for region in plan.layout.regions() {
-            for page in private.ranges_in(region.image_pages()).flatten() {
-                let image_offset = page * PAGE_SIZE;
-                let guest = region.guest_addr + (image_offset - region.image_offset);
-                if differs(memory, guest, image, image_offset, PAGE_SIZE, &mut buffers)? {
-                    changed.insert(page);
-                }
-            }
+    let private = memory.private_pages()?;
+    let shared = plan.extent_sharing() == Some(Sharing::Shared);
+    let compared: Vec<GuestRange> = if shared && unit < CHUNK_PAGES {
+        let guest = |region: ImageRegion| GuestRange { start: region.guest_addr, len: region.len };
+        plan.layout.regions().map(guest).collect()
+    } else {
+        plan.populated.clone()
+    };
+    let mut unchanged = PageSet::new(pages);
+    for range in compared {
+        let first = plan.layout.image_offset(range.start).unwrap_or_default() / PAGE_SIZE;
+        let private = private.ranges_in(first..first + range.len / PAGE_SIZE);
+        for piece in private.flat_map(|run| parts(run, PIECE as u64 / PAGE_SIZE)) {
+            let guest = range.start + (piece.start - first) * PAGE_SIZE;
+            let len = (piece.end - piece.start) * PAGE_SIZE;
+            let (is, was) = both(memory, guest, image, piece.start * PAGE_SIZE, len, &mut buffers)?;
+            let bytes = usize_of(PAGE_SIZE);
+            let pages = piece.zip(is.chunks(bytes).zip(was.chunks(bytes)));
+            pages.filter(|(_, (is, was))| is == was).for_each(|(page, _)| unchanged.insert(page));
         }
-        private = changed;
     }
+    let mut changed = PageSet::new(pages);
+    private.iter().filter(|page| !unchanged.get(*page)).for_each(|page| changed.insert(page));
     let mut written = PageSet::new(pages);
-    for number in rule.written_granules(&private.to_ranges()) {
+    for number in rule.written_granules(&changed.to_ranges()) {
         written.insert_range(granule(number * unit));
     }
     for segment in &plan.segments {
@@ -123,7 +133,7 @@ fn observe_extent(
     })
 }
 
-/// A range of the image, cut at multiples of `unit` bytes.
+/// A range of the image, cut at multiples of `unit`.
 fn parts(range: Range<u64>, unit: u64) -> impl Iterator<Item = Range<u64>> {
     let mut at = range.start;
     std::iter::from_fn(move || {
@@ -141,19 +151,31 @@ fn differs(
     sealed: &dyn ReadAt,
     image: u64,
     len: u64,
-    [is, was]: &mut [Vec<u8>; 2],
+    buffers: &mut [Vec<u8>; 2],
 ) -> io::Result<bool> {
-    let view = memory.vm_memory();
     for at in (0..len).step_by(PIECE) {
-        let bytes = usize_of(len - at).min(PIECE);
-        let (is, was) = (&mut is[..bytes], &mut was[..bytes]);
-        sealed.read_exact_at(was, image + at)?;
-        view.read_slice(is, GuestAddress(guest + at)).map_err(io::Error::other)?;
+        let bytes = (len - at).min(PIECE as u64);
+        let (is, was) = both(memory, guest + at, sealed, image + at, bytes, buffers)?;
         if is != was {
             return Ok(true);
         }
     }
     Ok(false)
+}
+
+/// At most [`PIECE`] bytes of guest memory, and those of the sealed extent.
+fn both<'a>(
+    memory: &GuestMemory,
+    guest: u64,
+    sealed: &dyn ReadAt,
+    image: u64,
+    len: u64,
+    [is, was]: &'a mut [Vec<u8>; 2],
+) -> io::Result<(&'a [u8], &'a [u8])> {
+    let (is, was) = (&mut is[..usize_of(len)], &mut was[..usize_of(len)]);
+    sealed.read_exact_at(was, image)?;
+    memory.vm_memory().read_slice(is, GuestAddress(guest)).map_err(io::Error::other)?;
+    Ok((is, was))
 }
 
 #[cfg(test)]

@@ -201,6 +201,29 @@ fn runs_of_pages_over_the_extent_are_written_in_place_and_observed_by_granule() 
 }
 
 #[test]
+fn populated_pages_are_private_from_the_start_and_count_as_written_once_they_differ() {
+    let rule = Rule { written: 1, read: 0, granule: Granule::Size16K, learn: true };
+    let mut world = World::new();
+    let pages = |first, pages| PageRange { first, pages };
+    let expected = vec![pages(520, 4), pages(1532, 8)];
+    world.copies = Copies { key: rule.key(), expected, ..Copies::default() };
+    let memory = world.restore(None);
+    assert_eq!(memory.usage().unwrap().private, 12 * 4096);
+    for page in 0..CHUNKS * CHUNK_PAGES {
+        assert_eq!(read(&memory, page), byte(page / CHUNK_PAGES), "page {page}");
+    }
+    let report = world.report_by(rule, &memory);
+    assert_eq!((report.predicted, report.missed, report.unused), (3, 0, 3));
+    assert_eq!(report.written, []);
+    write(&memory, 1535, 0x77);
+    write(&memory, 5 * CHUNK_PAGES, 0x77);
+    let report = world.report_by(rule, &memory);
+    assert_eq!((report.missed, report.unused), (1, 2));
+    assert_eq!(report.written, [pages(1532, 4), pages(5 * CHUNK_PAGES, 4)]);
+    assert_eq!(read(&world.restore(None), 1535), byte(2));
+}
+
+#[test]
 fn discarded_memory_of_a_copy_is_unchanged() {
     assert_counted(&(2 * CHUNK_SIZE), || {
         let world = World::new();

@@ -65,8 +65,8 @@ pub struct ExecuteReport {
 /// and runs the steps of its schedule that come before the resume.
 ///
 /// Host and guest addresses are congruent modulo 2 MiB, and modulo the plan's largest leaf. An
-/// index is only built with `MADV_POPULATE_READ`: populating a private mapping for writing would
-/// copy every page.
+/// index is only built with `MADV_POPULATE_READ`: populating a private mapping for writing copies
+/// every page, as [`Work::Populate`] does on purpose.
 ///
 /// # Errors
 ///
@@ -166,6 +166,7 @@ pub fn execute_in(
     let mut memory = reservation.finish(backing, own).map_err(ExecuteError::View)?;
     let copied = plan.segments.iter().filter(|s| matches!(s.source, Source::Copy { .. }));
     memory.set_copied(copied.map(|s| s.guest.start..s.guest.end()).collect());
+    memory.set_populated(plan.populated.clone());
     // A report on lost bytes reads them, when it is too late to open them.
     OwnFiles::of_process();
     let known = sources.files().map(KnownFile::new).collect::<Result<_, _>>();
@@ -204,6 +205,7 @@ fn indexed(steps: &[StepReport], memory: &GuestMemory) -> Vec<GuestRange> {
         .flat_map(|step| match step.step.work {
             Work::Index { guest } => vec![guest],
             Work::IndexCopy { guest } => memory.copied_in(guest),
+            Work::Populate { guest } => memory.populated_in(guest).collect(),
             Work::Preload { .. }
             | Work::Load { .. }
             | Work::Prefetch { .. }

@@ -24,7 +24,7 @@ pub struct StepReport {
     pub ns: u64,
     /// Bytes read into the page cache.
     pub preloaded_bytes: u64,
-    /// Bytes of guest memory that were mapped for reading.
+    /// Bytes of guest memory that were mapped, or copied and mapped.
     pub indexed_bytes: u64,
 }
 
@@ -131,6 +131,14 @@ pub(super) fn run(
             for range in memory.copied_in(guest) {
                 let built = memory.build_index(range);
                 built.map_err(|e| StepError::Index { range, source: e.into() })?;
+                indexed_bytes += range.len;
+            }
+        }
+        Work::Populate { guest } => {
+            // Where the kernel cannot copy a page, it may when the guest writes to it, and a page
+            // that is lost fails the guest then.
+            let mut ranges = memory.populated_in(guest);
+            while let Some(range) = ranges.next().filter(|range| memory.populate(*range).is_ok()) {
                 indexed_bytes += range.len;
             }
         }

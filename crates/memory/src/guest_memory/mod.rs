@@ -95,6 +95,8 @@ pub struct GuestMemory {
     indexed: Vec<GuestRange>,
     /// Guest addresses that are mapped from this guest's copy of the extent.
     copied: RangeSet,
+    /// Ranges of private mappings that the plan populates, ascending.
+    populated: Vec<GuestRange>,
     /// The files that parts of it are mapped from, for [`lost_backing`](Self::lost_backing).
     known_files: Vec<KnownFile>,
     _registered: RegisteredSlots,
@@ -237,6 +239,7 @@ impl Reservation {
             most_ranges,
             indexed: Vec::new(),
             copied: RangeSet::default(),
+            populated: Vec::new(),
             known_files: Vec::new(),
             _registered: registered,
         })
@@ -321,6 +324,17 @@ impl GuestMemory {
             .collect()
     }
 
+    pub(crate) fn set_populated(&mut self, ranges: Vec<GuestRange>) {
+        self.populated = ranges;
+    }
+
+    /// The ranges to populate that begin in a range.
+    pub(crate) fn populated_in(&self, range: GuestRange) -> impl Iterator<Item = GuestRange> {
+        let first = self.populated.partition_point(|populated| populated.start < range.start);
+        let following = self.populated[first..].iter().copied();
+        following.take_while(move |populated| populated.start < range.end())
+    }
+
     /// Registers all memory with a userfaultfd, in pages of 4 KiB.
     ///
     /// # Errors
@@ -368,6 +382,13 @@ impl GuestMemory {
     pub(crate) fn build_index(&self, range: GuestRange) -> Result<(), Errno> {
         let addr = host_addr(&self.slots, range.start).ok_or(Errno::INVAL)?;
         self.mapped.mapping.populate_read(addr, range.len)
+    }
+
+    /// Maps every page of a range within one region for writing. The kernel copies those of a
+    /// private mapping.
+    pub(crate) fn populate(&self, range: GuestRange) -> Result<(), Errno> {
+        let addr = host_addr(&self.slots, range.start).ok_or(Errno::INVAL)?;
+        self.mapped.mapping.populate_write(addr, range.len)
     }
 }
 

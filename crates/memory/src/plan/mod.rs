@@ -315,6 +315,12 @@ pub enum Work {
         /// The range of guest memory: whole pages within one region.
         guest: GuestRange,
     },
+    /// Has the kernel copy the [populated](Plan::populated) parts of a range before the guest
+    /// writes to them: `MADV_POPULATE_WRITE`. Where it cannot, it does when the guest does.
+    Populate {
+        /// The range of guest memory: whole pages within one region.
+        guest: GuestRange,
+    },
     /// Installs all pages of a packed file into memory that the pager serves: one read that
     /// bypasses the page cache, a copy for each run, one wake. Only before the resume.
     Install {
@@ -332,6 +338,7 @@ impl Work {
             | Self::Prefetch { .. }
             | Self::Index { .. }
             | Self::IndexCopy { .. }
+            | Self::Populate { .. }
             | Self::Install { .. } => false,
         }
     }
@@ -347,6 +354,7 @@ impl fmt::Display for Work {
             Self::Prefetch { image } => write!(f, "have the kernel load image {image}"),
             Self::Index { guest } => write!(f, "index guest {guest}"),
             Self::IndexCopy { guest } => write!(f, "index the copy in guest {guest}"),
+            Self::Populate { guest } => write!(f, "populate guest {guest}"),
             Self::Install { packed } => write!(f, "install {}", packed.name()),
         }
     }
@@ -406,6 +414,8 @@ pub struct Plan {
     pub layout: MemoryLayout,
     /// The parts of the image that the copy holds; empty without a copy.
     pub copies: CopyTable,
+    /// The parts of private mappings that [`Work::Populate`] copies, ascending.
+    pub populated: Vec<GuestRange>,
     /// What the plan guarantees. In ascending order, the segments tile guest memory exactly once.
     pub segments: Vec<Segment>,
     /// The mmaps that realise the segments, in the order in which they are applied.

@@ -32,6 +32,7 @@ fn plan_of(kinds: &[Kind]) -> Plan {
         planner: "test".to_owned(),
         layout,
         copies: CopyTable::default(),
+        populated: Vec::new(),
         segments,
         layers,
         schedule: Vec::new(),
@@ -73,6 +74,26 @@ fn a_missing_segment_is_a_gap() {
     let mut plan = image_plan();
     let removed = plan.segments.pop().unwrap();
     assert_eq!(plan.validate(), Err(PlanError::Gap { range: removed.guest }));
+}
+
+#[test]
+fn only_private_mappings_are_populated() {
+    let range = |page: u64, pages: u64| GuestRange { start: MIB + page * PAGE, len: pages * PAGE };
+    let check = |populated: &[GuestRange]| {
+        Plan { populated: populated.to_vec(), ..image_plan() }.validate()
+    };
+    assert_eq!(check(&[range(0, 1), range(2, 1), range(3, 1)]), Ok(()));
+    assert_eq!(check(&[range(0, 1), range(2, 2)]), Ok(()), "two segments");
+    // Anonymous memory, also in a part of the range; a second time; out of order.
+    let refused = |range| Err(PlanError::Populated { range });
+    assert_eq!(check(&[range(1, 1)]), refused(range(1, 1)));
+    assert_eq!(check(&[range(0, 2)]), refused(range(0, 2)));
+    assert_eq!(check(&[range(1, 2)]), refused(range(1, 2)));
+    assert_eq!(check(&[range(2, 2), range(3, 1)]), refused(range(3, 1)));
+    assert_eq!(check(&[range(2, 1), range(0, 1)]), refused(range(0, 1)));
+    let what = "populated range";
+    let outside = range(3, 2);
+    assert_eq!(check(&[outside]), Err(PlanError::OutsideMemory { what, range: outside }));
 }
 
 #[test]
@@ -179,6 +200,7 @@ fn a_leaf_requires_alignment_in_guest_memory_and_in_the_source() {
             planner,
             layout,
             copies: CopyTable::default(),
+            populated: Vec::new(),
             segments,
             layers,
             schedule: Vec::new(),

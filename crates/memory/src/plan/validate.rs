@@ -136,6 +136,12 @@ pub enum PlanError {
         /// The sharing of the segment.
         segment_sharing: Sharing,
     },
+    /// The kernel would not copy a range that is to be populated, or the range is out of order.
+    #[error("guest memory {range} to populate is out of order, or not a private mapping")]
+    Populated {
+        /// The range.
+        range: GuestRange,
+    },
     /// A step follows a step that runs later.
     #[error("step {index} of the schedule follows a step that runs later")]
     StepOrder {
@@ -171,9 +177,9 @@ pub enum PlanError {
 
 impl Plan {
     /// Checks that the segments tile guest memory exactly once, each from its own pages of the
-    /// image and aligned to its leaf; that the layers flatten to the segments; and that the
-    /// schedule stays within its sources. O(n log n) in the number of segments, layers and steps (a
-    /// layout has few regions).
+    /// image and aligned to its leaf; that the layers flatten to the segments; that what is
+    /// populated is mapped privately; and that the schedule stays within its sources. O(n log n) in
+    /// the number of segments, layers and steps (a layout has few regions).
     ///
     /// # Errors
     ///
@@ -182,6 +188,7 @@ impl Plan {
         self.check_segments()?;
         self.check_layers()?;
         self.check_flattened()?;
+        self.check_populated()?;
         self.check_schedule()?;
         self.check_pager()
     }
@@ -390,6 +397,31 @@ impl Plan {
         Ok(())
     }
 
+    /// Checks, in one pass over both, that segments which the kernel copies on a write contain the
+    /// populated ranges.
+    fn check_populated(&self) -> Result<(), PlanError> {
+        let private = self.segments.iter().filter(|s| s.sharing == Sharing::PrivateCow);
+        let mut private = private.map(|segment| segment.guest).peekable();
+        let mut end = 0;
+        for range in self.populated.iter().copied() {
+            self.check_guest("populated range", range, Leaf::Size4K)?;
+            while private.next_if(|segment| segment.end() <= range.start).is_some() {}
+            let mut at = range.start;
+            while let Some(segment) = private.peek().filter(|segment| segment.start <= at) {
+                at = at.max(segment.end().min(range.end()));
+                if at == range.end() {
+                    break;
+                }
+                private.next();
+            }
+            if range.start < end || at < range.end() {
+                return Err(PlanError::Populated { range });
+            }
+            end = range.end();
+        }
+        Ok(())
+    }
+
     fn check_schedule(&self) -> Result<(), PlanError> {
         let mut latest = When::AtRequest;
         for (index, step) in self.schedule.iter().enumerate() {
@@ -412,7 +444,7 @@ impl Plan {
                 Work::Preload { image } | Work::Prefetch { image } => {
                     self.check_image("step", image)?;
                 }
-                Work::Index { guest } | Work::IndexCopy { guest } => {
+                Work::Index { guest } | Work::IndexCopy { guest } | Work::Populate { guest } => {
                     self.check_guest("step", guest, Leaf::Size4K)?;
                 }
                 Work::Install { .. } if step.when != When::BeforeResume || self.pager.is_none() => {

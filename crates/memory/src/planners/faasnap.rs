@@ -161,6 +161,7 @@ impl Planner for FaaSnap {
             layers: Vec::new(),
             schedule: self.schedule(groups, packed, input.zero_map.pages()),
             copies: CopyTable::default(),
+            populated: Vec::new(),
             pager: None,
         };
         let zeros = self.regions.then_some(input.zero_map);

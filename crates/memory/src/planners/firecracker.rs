@@ -48,6 +48,7 @@ impl Planner for Firecracker {
             planner: self.name(),
             layout: input.layout.clone(),
             copies: CopyTable::default(),
+            populated: Vec::new(),
             segments,
             layers,
             schedule: Vec::new(),

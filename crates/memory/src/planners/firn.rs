@@ -9,18 +9,20 @@
 //! Where it cannot, because the medium has no private mappings, the rest of such a chunk is memory
 //! of this VM that a pager fills from the extent, 64 KiB at a time.
 //!
-//! Without a copy (none was ready, or the arena is full) the kernel copies written pages one by
-//! one, as with `pass_shared`. Expected chunks that are all zero are then anonymous memory in pages
-//! of 2 MiB.
+//! Without a copy the kernel copies the expected pages before the guest runs, where the medium has
+//! private mappings, and all others when they are written, as with `pass_shared`. Expected chunks
+//! that are all zero are then anonymous memory in pages of 2 MiB.
+
+use std::ops::Range;
 
 use firn_base::num::usize_of;
-use firn_base::{GuestRange, PAGE_SIZE, PageRange};
+use firn_base::{GuestRange, PAGE_SIZE, PageRange, RangeSet};
 use firn_snapshot::{CHUNK_PAGES, Copies, ImageRegion, PageSet};
 
 use super::pass::segments;
 use super::pass_shared::sharing;
 use super::{ExtentFacts, PlanInput, Planner, PlannerError, Store, check_mappings};
-use crate::copy_ahead::Rule;
+use crate::copy_ahead::{Rule, expected_pages};
 use crate::pager::PagerPolicy;
 use crate::plan::{
     Advice, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source, Step, When, Work,
@@ -85,22 +87,29 @@ pub(crate) fn plan(
         planner,
         layout: input.layout.clone(),
         copies: copies.map(|copies| copies.table.clone()).unwrap_or_default(),
+        populated: Vec::new(),
         segments: Vec::new(),
         layers: Vec::new(),
         schedule: Vec::new(),
         pager: None,
     };
     let only_copy = copies.is_some_and(has_what_is_read);
+    let without_copy = copies.filter(|copies| copies.table.is_empty() && extent.private);
+    let expected = without_copy.map_or_else(Vec::new, |copies| {
+        expected_pages(copies, input.profile, input.layout.pages())
+    });
     for region in input.layout.regions() {
         let own = copies.map(|copies| private_parts(region, extent, copies, input.zero_map));
         let own = own.unwrap_or_default();
         let guest = GuestRange { start: region.guest_addr, len: region.len };
-        let apart = apart(&own, guest);
-        let paged = apart.iter().filter(|apart| !apart.is_zero && !extent.private);
+        let populated = populated_in(region, &expected, &own);
+        let apart = apart(&own, &populated, guest);
+        let paged = apart.iter().filter(|apart| apart.content == Content::Copy && !extent.private);
         let paged: Vec<GuestRange> = paged.map(|apart| apart.guest).collect();
         let own = with_pager(own, &paged, region);
         add_region(&mut plan, region, extent, sharing, (&own, &paged));
         add_index(&mut plan, guest, &apart, only_copy);
+        plan.populated.extend(populated);
     }
     if plan.segments.iter().any(|segment| matches!(segment.source, Source::Pager { .. })) {
         if !input.host.userfaultfd {
@@ -117,29 +126,61 @@ pub(crate) fn plan(
 #[derive(Clone, Copy, Debug)]
 struct Apart {
     guest: GuestRange,
-    is_zero: bool,
+    content: Content,
+}
+
+/// What is indexed in such a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Content {
+    /// Nothing: it is anonymous memory, which has no pages yet.
+    Zeros,
+    /// Runs of the copy.
+    Copy,
+    /// Runs that are populated, without a copy.
+    Populated,
 }
 
 /// Those parts, ascending.
-fn apart(own: &[PrivatePart], region: GuestRange) -> Vec<Apart> {
+fn apart(own: &[PrivatePart], populated: &[GuestRange], region: GuestRange) -> Vec<Apart> {
+    let own = own.iter().filter_map(|part| match part.source {
+        Source::Zero => Some((part.guest, Content::Zeros)),
+        _ => (part.leaf != Leaf::Size2M).then_some((part.guest, Content::Copy)),
+    });
+    let mut parts: Vec<_> = own.collect();
+    parts.extend(populated.iter().map(|guest| (*guest, Content::Populated)));
+    parts.sort_by_key(|(guest, _)| guest.start);
     let mut apart: Vec<Apart> = Vec::new();
-    for part in own {
-        let is_zero = part.source == Source::Zero;
-        if !is_zero && part.leaf == Leaf::Size2M {
-            continue;
-        }
-        let start = chunk_start(part.guest.start);
-        let end = part.guest.end().next_multiple_of(CHUNK).min(region.end());
+    for (guest, content) in parts {
+        let start = chunk_start(guest.start).max(region.start);
+        let end = guest.end().next_multiple_of(CHUNK).min(region.end());
         match apart.last_mut() {
-            Some(Apart { guest: last, is_zero: zero })
-                if *zero == is_zero && start <= last.end() =>
-            {
-                last.len = end.max(last.end()) - last.start;
+            Some(last) if last.content == content && start <= last.guest.end() => {
+                last.guest.len = end.max(last.guest.end()) - last.guest.start;
             }
-            _ => apart.push(Apart { guest: GuestRange { start, len: end - start }, is_zero }),
+            _ => apart.push(Apart { guest: GuestRange { start, len: end - start }, content }),
         }
     }
     apart
+}
+
+/// The parts of a region to populate: runs of image pages, without chunks of zeros.
+fn populated_in(region: ImageRegion, runs: &[PageRange], own: &[PrivatePart]) -> Vec<GuestRange> {
+    let zeros = own.iter().filter(|part| part.source == Source::Zero);
+    let zeros: RangeSet = zeros.map(|part| part.guest.start..part.guest.end()).collect();
+    let mut populated = Vec::new();
+    for run in runs {
+        let image = region.image_range();
+        let start = (run.first * PAGE_SIZE).max(image.start);
+        let end = (run.range().end.saturating_mul(PAGE_SIZE)).min(image.end);
+        if start < end {
+            let guest = |at: u64| region.guest_addr + (at - image.start);
+            let parts = zeros.split(guest(start)..guest(end)).into_iter();
+            let stored = parts.filter(|(_, is_zero)| !is_zero).map(|(part, _)| part);
+            let guest = |Range { start, end }| GuestRange { start, len: end - start };
+            populated.extend(stored.map(guest));
+        }
+    }
+    populated
 }
 
 /// The private parts with those between them in these chunks, which a pager serves.
@@ -290,8 +331,8 @@ fn has_what_is_read(copies: &Copies) -> bool {
 }
 
 /// Indexes a region, except for anonymous memory, which has no pages yet. Of chunks with runs of a
-/// copy it indexes these runs alone: their other pages are not expected to be touched, and have an
-/// entry each. With `only_copy` it indexes nothing but the copy.
+/// copy, or with runs to populate, it indexes these runs alone: their other pages are not expected
+/// to be touched, and have an entry each. With `only_copy` it indexes nothing but the copy.
 fn add_index(plan: &mut Plan, region: GuestRange, apart: &[Apart], only_copy: bool) {
     let step = |work| Step { when: When::BeforeResume, work };
     if only_copy {
@@ -303,11 +344,13 @@ fn add_index(plan: &mut Plan, region: GuestRange, apart: &[Apart], only_copy: bo
         (to > from).then(|| step(Work::Index { guest }))
     };
     let mut at = region.start;
-    for Apart { guest, is_zero } in apart.iter().copied() {
+    for Apart { guest, content } in apart.iter().copied() {
         plan.schedule.extend(index(at, guest.start));
-        if !is_zero {
-            plan.schedule.push(step(Work::IndexCopy { guest }));
-        }
+        plan.schedule.extend(match content {
+            Content::Zeros => None,
+            Content::Copy => Some(step(Work::IndexCopy { guest })),
+            Content::Populated => Some(step(Work::Populate { guest })),
+        });
         at = guest.end();
     }
     plan.schedule.extend(index(at, region.end()));

@@ -1,5 +1,5 @@
 use firn_base::PageRange;
-use firn_snapshot::{CopyTable, MemoryLayout, MemoryRegion};
+use firn_snapshot::{CopyTable, MemoryLayout, MemoryRegion, NoCopy, Profile};
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
 use proptest::sample::select;
@@ -36,6 +36,16 @@ fn plan_of(
     zero: &[u64],
     copies: Option<&Copies>,
 ) -> Result<Plan, PlannerError> {
+    plan_by(layout, extent, zero, copies, None)
+}
+
+fn plan_by(
+    layout: &MemoryLayout,
+    extent: ExtentFacts,
+    zero: &[u64],
+    copies: Option<&Copies>,
+    profile: Option<&Profile>,
+) -> Result<Plan, PlannerError> {
     let mut zero_map = PageSet::new(layout.pages());
     for zero in zero.iter().copied().map(chunk) {
         zero_map.insert_range(zero.first..zero.range().end.min(layout.pages()));
@@ -44,7 +54,7 @@ fn plan_of(
         layout,
         image: ImageFacts::in_pool(layout.total_bytes(), extent),
         zero_map: &zero_map,
-        profile: None,
+        profile,
         snapshot: None,
         copies: None,
         host: &HostFacts::read().unwrap(),
@@ -218,6 +228,62 @@ fn runs_of_pages_lie_over_the_extent_and_are_indexed_alone_in_their_chunks() {
 }
 
 #[test]
+fn without_a_copy_the_expected_pages_are_populated() {
+    let layout = MemoryLayout::for_size(16 * MIB).unwrap();
+    let without_copy = |key: &str, copies: Copies| Copies {
+        key: key.to_owned(),
+        table: CopyTable::default(),
+        ..copies
+    };
+    let populated = |plan: &Plan| {
+        assert_eq!(plan.validate(), Ok(()));
+        let pages = plan.populated.iter().map(|guest| (guest.start / 4096, guest.len / 4096));
+        pages.collect::<Vec<_>>()
+    };
+    let guest = |from: u64, to: u64| GuestRange { start: from * CHUNK, len: (to - from) * CHUNK };
+    let index = |from, to| Work::Index { guest: guest(from, to) };
+    let populate = |from, to| Work::Populate { guest: guest(from, to) };
+    let work = |plan: &Plan| plan.schedule.iter().map(|step| step.work).collect::<Vec<_>>();
+
+    let runs = [(520, 4), (1000, 100), (3000, 8)];
+    let fine = without_copy("written=1,read=32,granule=16k", copies_of(&runs));
+    let plan = plan_of(&layout, EXTENT, &[], Some(&fine)).unwrap();
+    assert_eq!(populated(&plan), runs);
+    let steps = [index(0, 1), populate(1, 3), index(3, 5), populate(5, 6), index(6, 8)];
+    assert_eq!(work(&plan), steps);
+    assert_eq!(plan.layers.len(), 1, "all is mapped from the extent");
+
+    // Of whole chunks the profile has the pages: 5 is all zero, and 7 is not expected any more.
+    let page = |first| PageRange { first, pages: 2 };
+    let written = Some([520, 1023, 2600, 3600].map(page).to_vec());
+    let profile = Profile { written, ..Profile::default() };
+    let whole = without_copy("written=1,read=32", copies(&[1, 2, 5], &[]));
+    let plan = plan_by(&layout, EXTENT, &[5], Some(&whole), Some(&profile)).unwrap();
+    assert_eq!(populated(&plan), [(520, 4), (1020, 8)]);
+    assert_eq!(work(&plan), [index(0, 1), populate(1, 3), index(3, 5), index(6, 8)]);
+    let plan = plan_of(&layout, EXTENT, &[5], Some(&whole)).unwrap();
+    assert_eq!(populated(&plan), []);
+    // A granule that the profile has in two chunks is cut where one of them is not expected.
+    for (chunks, expected) in [([1], [(520, 4), (1020, 4)].to_vec()), ([2], [(1024, 4)].to_vec())] {
+        let part = without_copy("written=16,read=32", copies(&chunks, &[]));
+        let plan = plan_by(&layout, EXTENT, &[], Some(&part), Some(&profile)).unwrap();
+        assert_eq!(populated(&plan), expected);
+    }
+    // Runs of pages that were widened to whole chunks are those of the profile, too.
+    let wide = copies_of(&[(500, 24), (1024, 520)]);
+    let wide = without_copy("written=1,read=32,granule=auto", wide);
+    let plan = plan_by(&layout, EXTENT, &[], Some(&wide), Some(&profile)).unwrap();
+    assert_eq!(populated(&plan), [(500, 24), (1024, 4), (1536, 8)]);
+    let full = Copies { absent: Some(NoCopy::ArenaFull), ..wide };
+    let plan = plan_by(&layout, EXTENT, &[], Some(&full), Some(&profile)).unwrap();
+    assert_eq!(populated(&plan), []);
+
+    let device = ExtentFacts { private: false, ..EXTENT };
+    let plan = plan_by(&layout, device, &[], Some(&whole), Some(&profile)).unwrap();
+    assert_eq!(populated(&plan), []);
+}
+
+#[test]
 fn without_private_mappings_a_pager_serves_what_is_between_runs_of_pages() {
     let device = ExtentFacts { private: false, ..EXTENT };
     let layout = MemoryLayout::for_size(16 * MIB).unwrap();
@@ -317,14 +383,20 @@ proptest! {
         }
         let expected = set.to_ranges();
         let table = CopyTable::new(expected.iter().copied().take(copied));
-        let copies = Copies { expected, table, ..Copies::default() };
+        let key = "written=1,read=0,granule=4k".to_owned();
+        // Whole chunks among them are populated by the profile.
+        let profile = Profile { written: Some(expected.clone()), ..Profile::default() };
+        let copies = Copies { key, expected, table, ..Copies::default() };
         let extent = ExtentFacts { private, ..EXTENT };
-        let Ok(plan) = plan_of(&layout, extent, &[], Some(&copies)) else {
+        let Ok(plan) = plan_by(&layout, extent, &[], Some(&copies), Some(&profile)) else {
             // Only on a medium without private mappings, for a guest that is not whole chunks.
             prop_assert!(!private && crooked > 0);
             return Ok(());
         };
         prop_assert_eq!(plan.validate(), Ok(()));
+        let populated: u64 = plan.populated.iter().map(|guest| guest.len / 4096).sum();
+        let is_populated = private && copies.table.is_empty();
+        prop_assert_eq!(populated, if is_populated { set.count() } else { 0 });
         let is_in_cut_chunk = |image: u64| {
             let chunk = image / CHUNK * 512..(image / CHUNK + 1) * 512;
             chunk.into_iter().any(|page| copies.table.place(page * 4096).is_some())

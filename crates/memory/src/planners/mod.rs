@@ -53,7 +53,8 @@ pub struct PlanInput<'a> {
     pub image: ImageFacts,
     /// The pages of the image that are all zero.
     pub zero_map: &'a PageSet,
-    /// The profile of earlier runs, for a planner that [uses](Planner::uses_profile) it.
+    /// The profile of earlier runs, for a planner that [uses](Planner::uses_profile) it, or that
+    /// found no copy.
     pub profile: Option<&'a Profile>,
     /// The snapshot, for a planner that needs a packed file ([`Snapshot::packed`]).
     pub snapshot: Option<&'a Snapshot>,
@@ -112,7 +113,16 @@ pub fn plan(
     grant: Option<&Grant>,
     planner: &dyn Planner,
 ) -> Result<Plan, PlanSnapshotError> {
-    let profile = if planner.uses_profile() { snapshot.profile()? } else { None };
+    let copies = grant.and_then(Grant::copies);
+    let lacks_copy = |copies: &Copies| copies.table.is_empty() && !copies.expected.is_empty();
+    let profile = if planner.uses_profile() {
+        snapshot.profile()?
+    } else if copies.is_some_and(lacks_copy) {
+        // Without it the guest has more page faults.
+        snapshot.profile().unwrap_or_default()
+    } else {
+        None
+    };
     let image = ImageFacts::of_snapshot(snapshot, grant)
         .map_err(|source| PlanSnapshotError::Image { path: snapshot.path().to_owned(), source })?;
     Ok(planner.plan(&PlanInput {
@@ -121,7 +131,7 @@ pub fn plan(
         zero_map: snapshot.zero_map(),
         profile: profile.as_ref(),
         snapshot: Some(snapshot),
-        copies: grant.and_then(Grant::copies),
+        copies,
         host: HostFacts::of_process()?,
     })?)
 }
@@ -147,7 +157,7 @@ pub trait Planner: Send + Sync {
         Store::Directory
     }
 
-    /// Whether its plans depend on the snapshot's profile.
+    /// Whether its plans need the snapshot's profile.
     fn uses_profile(&self) -> bool {
         false
     }

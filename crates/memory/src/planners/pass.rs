@@ -65,6 +65,7 @@ pub(super) fn whole_extent(
         planner,
         layout: input.layout.clone(),
         copies: CopyTable::default(),
+        populated: Vec::new(),
         segments: Vec::new(),
         layers: Vec::new(),
         schedule: Vec::new(),

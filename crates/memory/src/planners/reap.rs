@@ -113,6 +113,7 @@ pub(super) fn plan(
         schedule: vec![Step { when: When::BeforeResume, work: Work::Install { packed: file } }],
         pager: Some(policy.to_string()),
         copies: CopyTable::default(),
+        populated: Vec::new(),
     })
 }
 

@@ -124,6 +124,7 @@ impl Planner for SnapBpf {
             schedule: self.schedule(load),
             pager: None,
             copies: CopyTable::default(),
+            populated: Vec::new(),
         };
         let read_ahead = self.prefetch == Prefetch::Off;
         let advice = if read_ahead { Advice::Normal } else { Advice::Random };

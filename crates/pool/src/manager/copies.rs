@@ -54,7 +54,7 @@ pub struct ArenaFacts {
     pub node: Option<u32>,
 }
 
-/// Why a start gets no copy. The kernel then copies written pages one by one.
+/// Why a start gets no copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NoCopy {

@@ -58,10 +58,19 @@ impl Wrong {
 pub(crate) struct Meters {
     pub(crate) kvm: Arc<KvmCounters>,
     pub(crate) memory: Arc<GuestMemory>,
-    /// Called once they are read and the last invocation has ended.
+    /// Called when the last invocation has ended.
     pub(crate) hold: Option<Box<dyn Fn() + Send + Sync>>,
-    /// The register that reports the end of the last invocation.
+    /// The register whose write reports that end.
     pub(crate) hold_at: u64,
+}
+
+impl Meters {
+    /// The guest has reported the end of an invocation.
+    fn hold(&self, register: u64) {
+        if let Some(hold) = self.hold.as_ref().filter(|_| self.hold_at == register) {
+            hold();
+        }
+    }
 }
 
 /// The registers; the reports leave them when the player has ended.
@@ -81,16 +90,6 @@ pub(crate) fn window() -> (MmioWindow, Arc<OnceLock<Meters>>, Receiver<Reports>)
     (MmioWindow { start: REPORT_ADDRESS, len: PAGE, device }, meters, reports)
 }
 
-impl Registers {
-    /// The guest has reported the end of an invocation.
-    fn hold(&self, register: u64) {
-        let meters = self.meters.get().filter(|meters| meters.hold_at == register);
-        if let Some(hold) = meters.and_then(|meters| meters.hold.as_ref()) {
-            hold();
-        }
-    }
-}
-
 impl MmioDevice for Registers {
     fn read(&mut self, _: u64, data: &mut [u8]) {
         data.fill(0);
@@ -105,21 +104,22 @@ impl MmioDevice for Registers {
                 reports.wrong_in_loop.count = value;
                 if reports.done.is_none() {
                     let counters = match self.meters.get() {
-                        Some(meters) => read_counters(&meters.kvm, &meters.memory),
+                        Some(meters) => {
+                            read_counters(&meters.kvm, &meters.memory, || meters.hold(offset))
+                        }
                         None => Err(ErrorChain::new("the guest ran before it could be measured")),
                     };
                     reports.done = Some((now, counters));
-                    self.hold(offset);
                 }
             }
             register::WRONG_IN_LOOP => reports.wrong_in_loop.add(value),
             register::WRONG_IN_PASS => reports.wrong_in_pass.add(value),
             register::WRONG_OWN => reports.wrong_own = true,
             register::WARM => {
-                if reports.warm.is_none() {
-                    self.hold(offset);
+                if let (None, Some(meters)) = (reports.warm, self.meters.get()) {
+                    meters.hold(offset);
                 }
-                self.reports.warm.get_or_insert(value);
+                reports.warm.get_or_insert(value);
             }
             register::WAITED => reports.waited = value,
             register::TOUCH_TIMES => {

@@ -60,8 +60,8 @@ impl Player {
     }
 
     /// Connects the registers with the microVM. `hold` is called when the last invocation has ended
-    /// and everything is counted, before the second pass, which touches memory that the trace does
-    /// not.
+    /// and all is counted, the use of memory excepted where there is one invocation, before the
+    /// second pass, which touches memory that the trace does not.
     pub(super) fn connect(&mut self, microvm: &Microvm, hold: Option<Box<dyn Fn() + Send + Sync>>) {
         if let Some((meters, _)) = &self.window {
             meters.get_or_init(|| Meters {
