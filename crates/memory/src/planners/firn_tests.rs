@@ -259,21 +259,24 @@ fn without_a_copy_the_expected_pages_are_populated() {
     let profile = Profile { written, ..Profile::default() };
     let whole = without_copy("written=1,read=32", copies(&[1, 2, 5], &[]));
     let plan = plan_by(&layout, EXTENT, &[5], Some(&whole), Some(&profile)).unwrap();
-    assert_eq!(populated(&plan), [(520, 4), (1020, 8)]);
+    assert_eq!(populated(&plan), [(520, 2), (1023, 2)]);
     assert_eq!(work(&plan), [index(0, 1), populate(1, 3), index(3, 5), index(6, 8)]);
     let plan = plan_of(&layout, EXTENT, &[5], Some(&whole)).unwrap();
     assert_eq!(populated(&plan), []);
-    // A granule that the profile has in two chunks is cut where one of them is not expected.
-    for (chunks, expected) in [([1], [(520, 4), (1020, 4)].to_vec()), ([2], [(1024, 4)].to_vec())] {
+    // A run of the profile in two chunks is cut where one of them is not expected.
+    for (chunks, expected) in [([1], [(520, 2), (1023, 1)].to_vec()), ([2], [(1024, 1)].to_vec())] {
         let part = without_copy("written=16,read=32", copies(&chunks, &[]));
         let plan = plan_by(&layout, EXTENT, &[], Some(&part), Some(&profile)).unwrap();
         assert_eq!(populated(&plan), expected);
     }
-    // Runs of pages that were widened to whole chunks are those of the profile, too.
+    // So are runs of pages that were widened, to granules or to whole chunks. Without a profile, what
+    // is no whole chunk is populated.
     let wide = copies_of(&[(500, 24), (1024, 520)]);
     let wide = without_copy("written=1,read=32,granule=auto", wide);
     let plan = plan_by(&layout, EXTENT, &[], Some(&wide), Some(&profile)).unwrap();
-    assert_eq!(populated(&plan), [(500, 24), (1024, 4), (1536, 8)]);
+    assert_eq!(populated(&plan), [(520, 2), (1024, 1)]);
+    let plan = plan_of(&layout, EXTENT, &[], Some(&wide)).unwrap();
+    assert_eq!(populated(&plan), [(500, 24), (1536, 8)]);
     let full = Copies { absent: Some(NoCopy::ArenaFull), ..wide };
     let plan = plan_by(&layout, EXTENT, &[], Some(&full), Some(&profile)).unwrap();
     assert_eq!(populated(&plan), []);
