@@ -52,8 +52,9 @@ const HOST: &str = " | host";
 const HOLDERS: &str = "holders";
 pub(super) const END: &str = "<!-- end -->";
 /// Files with sessions of `firn bench thaw` that are not of a paper.
-const SESSIONS: [&str; 10] = [
+const SESSIONS: [&str; 11] = [
     "bursts",
+    "bursts-unforecast",
     "granules",
     "mixes",
     "pages-hello",

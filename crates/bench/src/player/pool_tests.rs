@@ -8,7 +8,9 @@ use firn_memory::planners::parse;
 use firn_pool::{Client, CreateOptions, Huge, MappedMedium, MemfdOptions, Pool, Server};
 use firn_run::player::replay;
 use firn_run::{Clock, ReplaySpec, Source, StartError, StartReport};
-use firn_snapshot::{Destination, NoCopy, Verify, open_pooled, open_replica};
+use firn_snapshot::{
+    Destination, NoCopy, Profile, Verify, open_pooled, open_replica, set_pooled_profile,
+};
 use firn_vmm::KVM_DEVICE;
 
 use super::{Leaves, PlayerInputs, PlayerOptions, freeze};
@@ -112,7 +114,7 @@ fn a_replica_is_repaired_after_a_run() {
 fn players_write_to_runs_of_pages_over_the_sealed_extent() {
     let rule = Rule { granule: Granule::Size16K, ..RULE };
     let dir = tempfile::tempdir().unwrap();
-    let _manager = manager(&dir, 300 << 20, None).unwrap();
+    let _manager = manager(&dir, 600 << 20, None).unwrap();
     let socket = dir.path().join("pool.sock");
     let destination = Destination::Pool { socket: socket.clone(), name: "player".into() };
     let inputs = PlayerInputs::new(vec![load("json-a").unwrap()]).unwrap();
@@ -154,6 +156,20 @@ fn players_write_to_runs_of_pages_over_the_sealed_extent() {
     let (counters, writes) = (report.counters, report.writes.unwrap());
     assert_eq!((counters.copy_bytes, writes.missed), (0, 0), "{writes:?}");
     assert_eq!(counters.private_bytes, writes.predicted * writes.granule);
+    // Of whole chunks these are the profile's pages, which are here more than the written ones.
+    let id = open_pooled(&socket, "player", Verify::Once).unwrap().0.manifest().description.id;
+    let profile = Profile { written: Some(writes.written.clone()), ..Profile::of(id) };
+    set_pooled_profile(&socket, "player", &profile, None, None).unwrap();
+    let (snapshot, mut grant) = open_pooled(&socket, "player", Verify::Once).unwrap();
+    request_copy(&snapshot, &mut grant, RULE).unwrap();
+    assert_eq!(
+        grant.copies().unwrap().absent,
+        Some(NoCopy::BeingMade),
+        "this is the first request"
+    );
+    let report = run(&Source::new(snapshot, Some(grant)), "firn:read=0").unwrap();
+    let pages: u64 = writes.written.iter().map(|run| run.pages).sum();
+    assert_eq!(report.counters.private_bytes, pages << 12);
 }
 
 #[test]

@@ -269,8 +269,8 @@ fn without_a_copy_the_expected_pages_are_populated() {
         let plan = plan_by(&layout, EXTENT, &[], Some(&part), Some(&profile)).unwrap();
         assert_eq!(populated(&plan), expected);
     }
-    // So are runs of pages that were widened, to granules or to whole chunks. Without a profile, what
-    // is no whole chunk is populated.
+    // So are runs of pages that were widened, to granules or to whole chunks. Without a profile,
+    // what is no whole chunk is populated.
     let wide = copies_of(&[(500, 24), (1024, 520)]);
     let wide = without_copy("written=1,read=32,granule=auto", wide);
     let plan = plan_by(&layout, EXTENT, &[], Some(&wide), Some(&profile)).unwrap();
