@@ -157,6 +157,7 @@ fn a_papers_places_are_compared_one_by_one() {
             title: String::new(),
             quantity: crate::paper::Quantity::Total,
             host,
+            pool_size: None,
             unsanitised: false,
             order: 1,
             command: String::new(),

@@ -457,11 +457,13 @@ pub(crate) fn read_counters(
 ) -> Result<Counters, ErrorChain> {
     // First what reading changes.
     let cpu_ns = cpu_ns();
-    let process = ProcessCounters::read().map_err(|error| ErrorChain::of(&error))?;
+    let process = ProcessCounters::read();
     let copies = memory.vm_memory().chunk_copies();
     let pager = memory.pager().map(Pager::report);
-    let kvm = kvm.read().map_err(|error| ErrorChain::of(&error))?;
+    let kvm = kvm.read();
     hold();
+    let process = process.map_err(|error| ErrorChain::of(&error))?;
+    let kvm = kvm.map_err(|error| ErrorChain::of(&error))?;
     let usage = memory.usage().map_err(|error| ErrorChain::of(&error))?;
     Ok(Counters::new(cpu_ns, &process, kvm, copies, &usage, pager))
 }

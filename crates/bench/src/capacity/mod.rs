@@ -220,7 +220,8 @@ impl CapacityRow {
 }
 
 impl Capacities {
-    /// The median of each row of several [fills](fill()) of one budget; `None` of none.
+    /// The median of each row of several [fills](fill()) of one budget, of an even number the lower
+    /// one; `None` of none.
     pub(crate) fn median_of(fills: &[Self]) -> Option<Self> {
         let mut median = fills.first()?.clone();
         for (index, row) in median.results.iter_mut().enumerate() {

@@ -52,6 +52,9 @@ use crate::thaw::{RESULTS_VERSION, Session, SessionError, random_order, to_repea
 use crate::tier::{EmulateError, EmulatedDisk, Throttle};
 use crate::traces::{LoadTraceError, SIZES};
 
+/// How often a budget is filled at most: a fill starts up to 200 microVMs.
+const MOST_FILLS: u32 = 5;
+
 /// How the papers' experiments run.
 #[derive(Clone, Debug)]
 pub struct PaperConfig {
@@ -216,6 +219,7 @@ impl Runner<'_> {
             quantity,
             remarks: remarks.iter().map(|remark| (*remark).to_owned()).collect(),
             host: self.host()?,
+            pool_size: None,
             settings: self.config.settings(),
             measured: Vec::new(),
             unsanitised,
@@ -335,6 +339,7 @@ impl Runner<'_> {
         let mut prepared = players.prepare(pool.as_mut(), snapshots, 1, self.harness)?;
         // This description includes the pool.
         outcome.host = prepared.host.clone();
+        outcome.pool_size = pool.as_ref().map(PoolPlayers::size);
         let unfit = prepared.left_out.iter();
         outcome.left_out.extend(
             unfit.map(|left| (format!("{} on {trace}", left.planner), left.reason.clone())),
@@ -358,10 +363,12 @@ impl Runner<'_> {
                     let budget = Budget { memory, ..Budget::default() };
                     let budget = Budget { most: budget.most.min(self.config.most), ..budget };
                     let mut fills = Vec::new();
-                    for _ in 0..self.config.runs {
+                    for _ in 0..self.config.runs.min(MOST_FILLS) {
                         fills.push(fill(&budget, &prepared, pool.as_mut(), self.harness)?);
                     }
-                    Capacities::median_of(&fills).into_iter().for_each(|f| outcome.add_budget(f));
+                    if let Some(median) = Capacities::median_of(&fills) {
+                        outcome.add_budget(median);
+                    }
                 }
             }
             Shape::Storage(_) => {

@@ -32,6 +32,9 @@ pub struct Outcome {
     pub quantity: Quantity,
     /// The host, the medium and the build.
     pub host: Host,
+    /// The size of the pool's medium in bytes, if there is a pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool_size: Option<u64>,
     /// Whether the pages that the guests held free had content, except in FaaSnap's guests.
     #[serde(default)]
     pub unsanitised: bool,
@@ -117,6 +120,7 @@ impl Outcome {
     /// Takes over what an earlier run measured.
     pub(super) fn continue_from(&mut self, earlier: Self) {
         self.host = earlier.host;
+        self.pool_size = earlier.pool_size;
         self.order = earlier.order;
         self.measured = earlier.measured;
         self.sessions = earlier.sessions;

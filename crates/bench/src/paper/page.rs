@@ -441,7 +441,10 @@ impl Outcome {
             ),
             _ => String::new(),
         };
-        let runs: Vec<u32> = self.rows().map(|(_, row)| row.runs).collect();
+        let fills = self.budgets.iter().flat_map(|budget| &budget.results);
+        let fills = fills.filter_map(|row| u32::try_from(row.counts.len()).ok());
+        let runs = self.rows().map(|(_, row)| row.runs);
+        let runs: Vec<u32> = runs.chain(fills.filter(|counts| *counts > 0)).collect();
         let runs = match (runs.iter().min(), runs.iter().max()) {
             (Some(least), Some(most)) if least == most => format!("{least} runs; "),
             (Some(least), Some(most)) => format!("{least} to {most} runs; "),

@@ -19,6 +19,7 @@ pub(super) fn outcome(quantity: Quantity, places: &[&str]) -> Outcome {
         title: "A figure".to_owned(),
         quantity,
         host: results().host,
+        pool_size: None,
         unsanitised: false,
         order: 1,
         command: "firn bench paper pass-x --runs 1".to_owned(),

@@ -148,7 +148,8 @@ fn players_write_to_runs_of_pages_over_the_sealed_extent() {
     let report = loop {
         let (snapshot, mut grant) = open_pooled(&socket, "player", Verify::Once).unwrap();
         request_copy(&snapshot, &mut grant, rule).unwrap();
-        if grant.copies().unwrap().absent.is_some() {
+        if let Some(reason) = grant.copies().unwrap().absent {
+            assert_eq!(reason, NoCopy::BeingMade);
             break run(&Source::new(snapshot, Some(grant)), planner).unwrap();
         }
         others.push(grant);

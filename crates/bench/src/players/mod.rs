@@ -29,7 +29,7 @@ pub(crate) use selection::replicates;
 use selection::sanitises;
 
 use crate::harness::Harness;
-use crate::host::{Host, HostError};
+use crate::host::{Host, HostError, medium_of_pool};
 use crate::medium::{self, MediumError};
 use crate::player::{
     FreezePlayerError, GapFactor, Leaves, MediumModel, PlayerInputs, PlayerInputsError,
@@ -310,7 +310,7 @@ impl PlayersConfig {
 pub(crate) fn host_of(directory: &Path, pool: Option<&PoolPlayers<'_>>) -> Result<Host, HostError> {
     let mut host = Host::of(directory)?;
     if let Some(pool) = pool {
-        host.medium = format!("{}; pool on {}", host.medium, pool.medium());
+        host.medium = format!("{}; pool on {}", host.medium, medium_of_pool(pool.medium()));
     }
     Ok(host)
 }

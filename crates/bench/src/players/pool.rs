@@ -3,13 +3,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use firn_base::format_bytes;
 use firn_memory::Leaf;
 use firn_memory::planners::{ExtentFacts, ImageFacts};
 use firn_pool::{Client, ClientError, ListedExtent, MediumFacts, Role};
 
 use super::frozen::{FrozenPlayer, NOTICE, PooledPlayer};
-use crate::host::medium_of_pool;
 use crate::progress::Progress;
 
 /// How long a removed snapshot is waited for.
@@ -61,9 +59,14 @@ impl<'a> PoolPlayers<'a> {
         Ok(Self { socket, manager, facts, medium, size, names: Vec::new(), progress })
     }
 
-    /// The medium and its size.
-    pub(crate) fn medium(&self) -> String {
-        format!("{}, {}", medium_of_pool(&self.medium), format_bytes(self.size))
+    /// The manager's name for its medium.
+    pub(crate) fn medium(&self) -> &str {
+        &self.medium
+    }
+
+    /// The size of the medium, bytes.
+    pub(crate) fn size(&self) -> u64 {
+        self.size
     }
 
     /// The properties of the medium.

@@ -68,9 +68,9 @@ pub fn request_copy(
 }
 
 /// The image pages that a start without a copy expects to touch, as ascending runs, for the kernel
-/// to copy before the guest runs: those of the profile that are still expected, and without a
-/// profile the expected runs that are no whole chunks. There are none where the arena is full: what
-/// is only read would take memory that copies may not have.
+/// to copy before the guest runs: those of the profile that are still expected. Without a profile
+/// they are the expected runs below the size of a chunk. There are none where the arena is full:
+/// pages that are only read would take DRAM beyond its limit.
 ///
 /// They are single pages, unlike those of a copy: to copy a page takes 1.6 µs of the start here,
 /// and KVM's fault, which the neighbours of a granule share, 3.
@@ -81,25 +81,16 @@ pub(crate) fn expected_pages(
 ) -> Vec<PageRange> {
     let rule = Rule::of_key(&copies.key).filter(|_| copies.absent != Some(NoCopy::ArenaFull));
     let Some(rule) = rule else { return Vec::new() };
+    let Some(profile) = profile else {
+        let runs = copies.expected.iter().copied();
+        return runs.filter(|run| run.pages < CHUNK_PAGES).collect();
+    };
     // The rule has expected the page's granule already.
     let rule = Rule { written: 1, granule: Granule::Size4K, ..rule };
-    let profiled = profile.map(|profile| PageSet::of(&initial(rule, profile, pages).1, pages));
-    let mut expected = PageSet::new(pages);
-    for run in copies.expected.iter().map(PageRange::range) {
-        let end = run.end.min(pages);
-        let whole = run.start.next_multiple_of(CHUNK_PAGES)..end - end % CHUNK_PAGES;
-        match &profiled {
-            Some(profiled) => {
-                profiled.ranges_in(run.start..end).for_each(|range| expected.insert_range(range));
-            }
-            None if whole.is_empty() => expected.insert_range(run.start..end),
-            None => {
-                expected.insert_range(run.start..whole.start);
-                expected.insert_range(whole.end..end);
-            }
-        }
-    }
-    expected.to_ranges()
+    let (_, profiled) = initial(rule, profile, pages);
+    let expected = PageSet::of(&copies.expected, pages);
+    let parts = profiled.iter().flat_map(|run| expected.ranges_in(run.range()));
+    parts.map(PageRange::from).collect()
 }
 
 /// Updates the prediction with the pages that a run wrote ([`WriteReport::written`]), for the next

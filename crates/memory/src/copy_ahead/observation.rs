@@ -91,7 +91,8 @@ fn observe_extent(
         for piece in private.flat_map(|run| parts(run, PIECE as u64 / PAGE_SIZE)) {
             let guest = range.start + (piece.start - first) * PAGE_SIZE;
             let len = (piece.end - piece.start) * PAGE_SIZE;
-            let (is, was) = both(memory, guest, image, piece.start * PAGE_SIZE, len, &mut buffers)?;
+            let (is, was) =
+                read_both(memory, guest, image, piece.start * PAGE_SIZE, len, &mut buffers)?;
             let bytes = usize_of(PAGE_SIZE);
             let pages = piece.zip(is.chunks(bytes).zip(was.chunks(bytes)));
             pages.filter(|(_, (is, was))| is == was).for_each(|(page, _)| unchanged.insert(page));
@@ -155,7 +156,7 @@ fn differs(
 ) -> io::Result<bool> {
     for at in (0..len).step_by(PIECE) {
         let bytes = (len - at).min(PIECE as u64);
-        let (is, was) = both(memory, guest + at, sealed, image + at, bytes, buffers)?;
+        let (is, was) = read_both(memory, guest + at, sealed, image + at, bytes, buffers)?;
         if is != was {
             return Ok(true);
         }
@@ -164,7 +165,7 @@ fn differs(
 }
 
 /// At most [`PIECE`] bytes of guest memory, and those of the sealed extent.
-fn both<'a>(
+fn read_both<'a>(
     memory: &GuestMemory,
     guest: u64,
     sealed: &dyn ReadAt,

@@ -9,9 +9,10 @@
 //! Where it cannot, because the medium has no private mappings, the rest of such a chunk is memory
 //! of this VM that a pager fills from the extent, 64 KiB at a time.
 //!
-//! Without a copy the kernel copies the expected pages before the guest runs, where the medium has
-//! private mappings, and all others when they are written, as with `pass_shared`. Expected chunks
-//! that are all zero are then anonymous memory in pages of 2 MiB.
+//! Without a copy the kernel copies the profile's pages that are still expected before the guest
+//! runs, where the medium has private mappings and the arena has room, and all others when they are
+//! written, as with `pass_shared`. Expected chunks that are all zero are then anonymous memory in
+//! pages of 2 MiB.
 
 use std::ops::Range;
 

@@ -37,7 +37,7 @@ pub(crate) use vanilla_dax::VanillaDax;
 use std::io;
 use std::path::PathBuf;
 
-use firn_snapshot::{Copies, Grant, MemoryLayout, OpenError, PageSet, Profile, Snapshot};
+use firn_snapshot::{Copies, Grant, MemoryLayout, NoCopy, OpenError, PageSet, Profile, Snapshot};
 use thiserror::Error;
 
 use crate::copy_ahead::Rule;
@@ -114,7 +114,8 @@ pub fn plan(
     planner: &dyn Planner,
 ) -> Result<Plan, PlanSnapshotError> {
     let copies = grant.and_then(Grant::copies);
-    let lacks_copy = |copies: &Copies| copies.table.is_empty() && !copies.expected.is_empty();
+    let lacks_copy =
+        |copies: &Copies| matches!(copies.absent, Some(NoCopy::BeingMade | NoCopy::NoHugePages));
     let profile = if planner.uses_profile() {
         snapshot.profile()?
     } else if copies.is_some_and(lacks_copy) {

@@ -123,17 +123,17 @@ fn is_protected(inode: u64) -> bool {
 
 /// The first page of a mapping that the kernel does not map (madvise(2), `MADV_POPULATE_READ`).
 fn first_absent(mapping: Range<u64>) -> Option<u64> {
-    let lacks_page = |start: u64, len: u64| {
+    let populate = |start: u64, len: u64| {
         let at = without_provenance_mut(usize_of(start));
         // SAFETY: it changes page tables only, of memory that a microVM which ends still has.
-        let mapped = unsafe { madvise(at, usize_of(len), Advice::LinuxPopulateRead) };
-        mapped == Err(Errno::FAULT)
+        unsafe { madvise(at, usize_of(len), Advice::LinuxPopulateRead) }
     };
     // Most mappings are whole, for which one call is enough.
-    if !lacks_page(mapping.start, mapping.end - mapping.start) {
+    if populate(mapping.start, mapping.end - mapping.start).is_ok() {
         return None;
     }
-    mapping.step_by(usize_of(PAGE_SIZE)).find(|page| lacks_page(*page, PAGE_SIZE))
+    let lacks_page = |page: &u64| populate(*page, PAGE_SIZE) == Err(Errno::FAULT);
+    mapping.step_by(usize_of(PAGE_SIZE)).find(lacks_page)
 }
 
 /// The first page of a known file's range that cannot be read, by its offset.

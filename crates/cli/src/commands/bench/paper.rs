@@ -55,7 +55,7 @@ pub(crate) struct PaperArgs {
     /// Directory for the results
     #[arg(long, value_name = "DIR", default_value = ".")]
     out: PathBuf,
-    /// Runs of each planner on each trace; where one takes 10 s, at most five
+    /// Runs of each planner on each trace; where one takes 10 s, or fills a budget, at most five
     #[arg(long, value_name = "N", default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
     /// Pool for the planners that map snapshots from one: its medium, or its manager's socket
