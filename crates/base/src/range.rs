@@ -54,6 +54,12 @@ impl GuestRange {
     }
 }
 
+impl From<Range<u64>> for GuestRange {
+    fn from(range: Range<u64>) -> Self {
+        Self { start: range.start, len: range.end.saturating_sub(range.start) }
+    }
+}
+
 /// `0x100000-0x200000`, end excluded.
 impl fmt::Display for GuestRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -190,7 +190,7 @@ fn schedule(
         })
         .collect();
     schedule.extend(layout.regions().map(|region| {
-        let guest = GuestRange { start: region.guest_addr, len: region.len };
+        let guest = GuestRange::from(region.guest_range());
         Step { when: When::BeforeResume, work: Work::Populate { guest } }
     }));
     schedule.sort_by_key(|step| step.when == When::AfterResume);

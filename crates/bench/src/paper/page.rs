@@ -37,7 +37,7 @@ use super::systor::SystorOutcome;
 use super::text::{Cell, Column, PARTS, at_once};
 use crate::host::Host;
 use crate::players::replicates;
-use crate::stats::{Comparison, Summary};
+use crate::stats::Summary;
 use crate::text::{markdown, number};
 use crate::thaw::{OpenLoop, Row};
 use crate::traces::load;
@@ -428,15 +428,12 @@ impl Outcome {
     /// How it was measured, and the noise.
     fn conditions(&self) -> String {
         let ratios = self.sessions.iter().flat_map(|place| &place.noise);
-        let [medians, lows, highs]: [Vec<f64>; 3] = [
-            |ratio: &Comparison| ratio.median,
-            |ratio: &Comparison| ratio.low,
-            |ratio: &Comparison| ratio.high,
-        ]
-        .map(|end| ratios.clone().map(|noise| end(&noise.ratio)).collect());
+        let ratios = ratios.map(|noise| &noise.ratio);
+        let medians: Vec<f64> = ratios.clone().map(|ratio| ratio.median).collect();
+        let ends: Vec<f64> = ratios.flat_map(|ratio| [ratio.low, ratio.high]).collect();
         let range = |of: &[f64]| Summary::of(of).map(|all| [all.min, all.max].map(number));
-        let noise = match (range(&medians), range(&lows), range(&highs)) {
-            (Some([min, max]), Some([low, _]), Some([_, high])) => format!(
+        let noise = match (range(&medians), range(&ends)) {
+            (Some([min, max]), Some([low, high])) => format!(
                 "\n- the same planner twice, second / first: {min} to {max}, intervals {low} to {high}"
             ),
             _ => String::new(),

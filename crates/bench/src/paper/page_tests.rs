@@ -203,7 +203,7 @@ fn conditions_are_the_host_the_runs_and_the_noise() {
         trace: "json-a".to_owned(),
         cache: crate::Cache::Cold,
         of: "total_ms".to_owned(),
-        ratio: Comparison::of(&[1.5]).unwrap(),
+        ratio: crate::Comparison::of(&[1.5]).unwrap(),
     });
     let made = filled("<!-- pass-x | host -->\n<!-- end -->\n", &results).unwrap();
     for part in [results.host.medium.as_str(), "1 runs", "seed 1", "1.50 to 1.50"] {

@@ -67,10 +67,15 @@ pub fn request_copy(
     Ok(())
 }
 
-/// The image pages that a start without a copy expects to touch, as ascending runs, for the kernel
-/// to copy before the guest runs: those of the profile that are still expected. Without a profile
-/// they are the expected runs below the size of a chunk. There are none where the arena is full:
-/// pages that are only read would take DRAM beyond its limit.
+/// Whether the kernel should copy [`expected_pages`] before the guest runs, for want of a copy. Not
+/// where the arena is full: pages that are only read would take DRAM beyond its limit.
+pub(crate) fn lacks_copy(copies: &Copies) -> bool {
+    matches!(copies.absent, Some(NoCopy::BeingMade | NoCopy::NoHugePages))
+}
+
+/// The image pages that a start without a copy expects to touch, as ascending runs: those of the
+/// profile that are still expected. Without a profile they are the expected runs below the size of
+/// a chunk.
 ///
 /// They are single pages, unlike those of a copy: to copy a page takes 1.6 µs of the start here,
 /// and KVM's fault, which the neighbours of a granule share, 3.
@@ -79,18 +84,18 @@ pub(crate) fn expected_pages(
     profile: Option<&Profile>,
     pages: u64,
 ) -> Vec<PageRange> {
-    let rule = Rule::of_key(&copies.key).filter(|_| copies.absent != Some(NoCopy::ArenaFull));
-    let Some(rule) = rule else { return Vec::new() };
+    let Some(rule) = Rule::of_key(&copies.key) else { return Vec::new() };
     let Some(profile) = profile else {
         let runs = copies.expected.iter().copied();
         return runs.filter(|run| run.pages < CHUNK_PAGES).collect();
     };
     // The rule has expected the page's granule already.
     let rule = Rule { written: 1, granule: Granule::Size4K, ..rule };
-    let (_, profiled) = initial(rule, profile, pages);
     let expected = PageSet::of(&copies.expected, pages);
-    let parts = profiled.iter().flat_map(|run| expected.ranges_in(run.range()));
-    parts.map(PageRange::from).collect()
+    let mut found = PageSet::new(pages);
+    let profiled = rule.granules(profile).into_iter();
+    profiled.filter(|page| expected.get(*page)).for_each(|page| found.insert(page));
+    found.to_ranges()
 }
 
 /// Updates the prediction with the pages that a run wrote ([`WriteReport::written`]), for the next
@@ -156,16 +161,9 @@ fn store_first(
     profile: &Profile,
 ) -> Result<(), ClientError> {
     let pages = snapshot.manifest().layout.pages();
-    let (prediction, expected) = initial(rule, profile, pages);
-    let runs = rule.runs(&expected, pages);
-    grant.store_copy_set(&rule.key(), None, &runs, prediction.encode())?;
-    Ok(())
-}
-
-/// The prediction that a profile gives, and the pages of its granules.
-fn initial(rule: Rule, profile: &Profile, pages: u64) -> (Prediction, Vec<PageRange>) {
     let unit = rule.granule.pages();
     let prediction = Prediction::of(&prediction::within(rule.granules(profile), unit, pages));
-    let expected = prediction.expected(unit);
-    (prediction, expected)
+    let runs = rule.runs(&prediction.expected(unit), pages);
+    grant.store_copy_set(&rule.key(), None, &runs, prediction.encode())?;
+    Ok(())
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use firn_base::num::usize_of;
 use firn_base::{GuestRange, PAGE_SIZE, PageRange};
-use firn_snapshot::{CHUNK_PAGES, Copies, Grant, ImageRegion, NoCopy, PageSet, ReadAt, Snapshot};
+use firn_snapshot::{CHUNK_PAGES, Copies, Grant, NoCopy, PageSet, ReadAt, Snapshot};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
@@ -79,8 +79,7 @@ fn observe_extent(
     let private = memory.private_pages()?;
     let shared = plan.extent_sharing() == Some(Sharing::Shared);
     let compared: Vec<GuestRange> = if shared && unit < CHUNK_PAGES {
-        let guest = |region: ImageRegion| GuestRange { start: region.guest_addr, len: region.len };
-        plan.layout.regions().map(guest).collect()
+        plan.layout.regions().map(|region| region.guest_range().into()).collect()
     } else {
         plan.populated.clone()
     };

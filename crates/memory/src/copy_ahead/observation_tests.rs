@@ -206,7 +206,8 @@ fn populated_pages_are_private_from_the_start_and_count_as_written_once_they_dif
     let mut world = World::new();
     let pages = |first, pages| PageRange { first, pages };
     let expected = vec![pages(520, 4), pages(1532, 8)];
-    world.copies = Copies { key: rule.key(), expected, ..Copies::default() };
+    let absent = Some(NoCopy::BeingMade);
+    world.copies = Copies { key: rule.key(), expected, absent, ..Copies::default() };
     let memory = world.restore(None);
     assert_eq!(memory.usage().unwrap().private, 12 * 4096);
     for page in 0..CHUNKS * CHUNK_PAGES {

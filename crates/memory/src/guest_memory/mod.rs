@@ -319,9 +319,7 @@ impl GuestMemory {
     pub(crate) fn copied_in(&self, range: GuestRange) -> Vec<GuestRange> {
         let parts = self.copied.split(range.start..range.end()).into_iter();
         let copied = parts.filter(|(_, is_copied)| *is_copied);
-        copied
-            .map(|(part, _)| GuestRange { start: part.start, len: part.end - part.start })
-            .collect()
+        copied.map(|(part, _)| part.into()).collect()
     }
 
     pub(crate) fn set_populated(&mut self, ranges: Vec<GuestRange>) {

@@ -215,7 +215,7 @@ impl Plan {
     fn check_segments(&self) -> Result<(), PlanError> {
         let mut segments = self.segments.iter().peekable();
         for region in self.layout.regions() {
-            let region = GuestRange { start: region.guest_addr, len: region.len };
+            let region = GuestRange::from(region.guest_range());
             let mut covered = region.start;
             while let Some(segment) = segments.next_if(|s| s.guest.start < region.end()) {
                 self.check_segment(segment)?;

@@ -33,7 +33,7 @@ impl Planner for Firecracker {
             .layout
             .regions()
             .map(|region| {
-                let guest = GuestRange { start: region.guest_addr, len: region.len };
+                let guest = GuestRange::from(region.guest_range());
                 let source = Source::Image { offset: region.image_offset };
                 let sharing = Sharing::PrivateCow;
                 let leaf = Leaf::Size4K;

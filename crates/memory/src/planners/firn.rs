@@ -23,7 +23,7 @@ use firn_snapshot::{CHUNK_PAGES, Copies, ImageRegion, PageSet};
 use super::pass::segments;
 use super::pass_shared::sharing;
 use super::{ExtentFacts, PlanInput, Planner, PlannerError, Store, check_mappings};
-use crate::copy_ahead::{Rule, expected_pages};
+use crate::copy_ahead::{Rule, expected_pages, lacks_copy};
 use crate::pager::PagerPolicy;
 use crate::plan::{
     Advice, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source, Step, When, Work,
@@ -95,14 +95,14 @@ pub(crate) fn plan(
         pager: None,
     };
     let only_copy = copies.is_some_and(has_what_is_read);
-    let without_copy = copies.filter(|copies| copies.table.is_empty() && extent.private);
+    let without_copy = copies.filter(|copies| extent.private && lacks_copy(copies));
     let expected = without_copy.map_or_else(Vec::new, |copies| {
         expected_pages(copies, input.profile, input.layout.pages())
     });
     for region in input.layout.regions() {
         let own = copies.map(|copies| private_parts(region, extent, copies, input.zero_map));
         let own = own.unwrap_or_default();
-        let guest = GuestRange { start: region.guest_addr, len: region.len };
+        let guest = GuestRange::from(region.guest_range());
         let populated = populated_in(region, &expected, &own);
         let apart = apart(&own, &populated, guest);
         let paged = apart.iter().filter(|apart| apart.content == Content::Copy && !extent.private);
@@ -168,20 +168,24 @@ fn apart(own: &[PrivatePart], populated: &[GuestRange], region: GuestRange) -> V
 fn populated_in(region: ImageRegion, runs: &[PageRange], own: &[PrivatePart]) -> Vec<GuestRange> {
     let zeros = own.iter().filter(|part| part.source == Source::Zero);
     let zeros: RangeSet = zeros.map(|part| part.guest.start..part.guest.end()).collect();
-    let mut populated = Vec::new();
-    for run in runs {
-        let image = region.image_range();
-        let start = (run.first * PAGE_SIZE).max(image.start);
-        let end = (run.range().end.saturating_mul(PAGE_SIZE)).min(image.end);
-        if start < end {
-            let guest = |at: u64| region.guest_addr + (at - image.start);
-            let parts = zeros.split(guest(start)..guest(end)).into_iter();
-            let stored = parts.filter(|(_, is_zero)| !is_zero).map(|(part, _)| part);
-            let guest = |Range { start, end }| GuestRange { start, len: end - start };
-            populated.extend(stored.map(guest));
-        }
-    }
-    populated
+    let within = runs.iter().map(|run| within(region, *run)).filter(|range| !range.is_empty());
+    let parts = within.flat_map(|range| {
+        let guest = guest_of(region, range.start, range.end - range.start);
+        zeros.split(guest.start..guest.end())
+    });
+    parts.filter(|(_, is_zero)| !is_zero).map(|(part, _)| part.into()).collect()
+}
+
+/// The bytes of the image that are in a run and in a region; empty if there are none.
+fn within(region: ImageRegion, run: PageRange) -> Range<u64> {
+    let image = region.image_range();
+    let start = (run.first * PAGE_SIZE).max(image.start);
+    start..run.range().end.saturating_mul(PAGE_SIZE).min(image.end)
+}
+
+/// Where bytes of the image, which are in a region, are in guest memory.
+fn guest_of(region: ImageRegion, image_offset: u64, len: u64) -> GuestRange {
+    GuestRange { start: region.guest_addr + (image_offset - region.image_offset), len }
 }
 
 /// The private parts with those between them in these chunks, which a pager serves.
@@ -229,18 +233,9 @@ fn private_parts(
     if bases.iter().any(|base| !base.is_multiple_of(CHUNK)) {
         return Vec::new();
     }
-    let within = |run: PageRange| {
-        let start = (run.first * PAGE_SIZE).max(region.image_offset);
-        let end = (run.range().end.saturating_mul(PAGE_SIZE)).min(region.image_offset + region.len);
-        start..end
-    };
-    let guest = |start: u64, len| GuestRange {
-        start: region.guest_addr + (start - region.image_offset),
-        len,
-    };
     let mut own: Vec<PrivatePart> = Vec::new();
     for (run, place) in copies.table.parts() {
-        let mut range = within(run);
+        let mut range = within(region, run);
         let offset = place + (range.start.saturating_sub(run.first * PAGE_SIZE));
         let is_whole = [run.first, run.pages].iter().all(|pages| pages.is_multiple_of(CHUNK_PAGES));
         let leaf = if is_whole && offset.is_multiple_of(CHUNK) {
@@ -251,17 +246,17 @@ fn private_parts(
             Leaf::Size4K
         };
         if range.start < range.end {
-            let guest = guest(range.start, range.end - range.start);
+            let guest = guest_of(region, range.start, range.end - range.start);
             own.push(PrivatePart { guest, source: Source::Copy { offset }, leaf });
         }
     }
-    for range in copies.expected.iter().copied().map(within) {
+    for range in copies.expected.iter().map(|run| within(region, *run)) {
         let chunks = range.start.next_multiple_of(CHUNK)..chunk_start(range.end);
         for start in chunks.step_by(usize_of(CHUNK)) {
             let first = start / PAGE_SIZE;
             let zero = |pages| zero_map.gaps_in(pages).next().is_none();
             if copies.table.place(start).is_none() && zero(first..first + CHUNK_PAGES) {
-                let guest = guest(start, CHUNK);
+                let guest = guest_of(region, start, CHUNK);
                 match own.last_mut() {
                     Some(last)
                         if last.source == Source::Zero && last.guest.end() == guest.start =>

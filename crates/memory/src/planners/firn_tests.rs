@@ -233,6 +233,7 @@ fn without_a_copy_the_expected_pages_are_populated() {
     let without_copy = |key: &str, copies: Copies| Copies {
         key: key.to_owned(),
         table: CopyTable::default(),
+        absent: Some(NoCopy::BeingMade),
         ..copies
     };
     let populated = |plan: &Plan| {
@@ -389,7 +390,8 @@ proptest! {
         let key = "written=1,read=0,granule=4k".to_owned();
         // Whole chunks among them are populated by the profile.
         let profile = Profile { written: Some(expected.clone()), ..Profile::default() };
-        let copies = Copies { key, expected, table, ..Copies::default() };
+        let absent = table.is_empty().then_some(NoCopy::BeingMade);
+        let copies = Copies { key, expected, table, absent, ..Copies::default() };
         let extent = ExtentFacts { private, ..EXTENT };
         let Ok(plan) = plan_by(&layout, extent, &[], Some(&copies), Some(&profile)) else {
             // Only on a medium without private mappings, for a guest that is not whole chunks.

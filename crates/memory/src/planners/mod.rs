@@ -37,10 +37,10 @@ pub(crate) use vanilla_dax::VanillaDax;
 use std::io;
 use std::path::PathBuf;
 
-use firn_snapshot::{Copies, Grant, MemoryLayout, NoCopy, OpenError, PageSet, Profile, Snapshot};
+use firn_snapshot::{Copies, Grant, MemoryLayout, OpenError, PageSet, Profile, Snapshot};
 use thiserror::Error;
 
-use crate::copy_ahead::Rule;
+use crate::copy_ahead::{Rule, lacks_copy};
 use crate::host_facts::{HostFacts, HostFactsError};
 use crate::plan::Plan;
 
@@ -114,8 +114,6 @@ pub fn plan(
     planner: &dyn Planner,
 ) -> Result<Plan, PlanSnapshotError> {
     let copies = grant.and_then(Grant::copies);
-    let lacks_copy =
-        |copies: &Copies| matches!(copies.absent, Some(NoCopy::BeingMade | NoCopy::NoHugePages));
     let profile = if planner.uses_profile() {
         snapshot.profile()?
     } else if copies.is_some_and(lacks_copy) {

@@ -72,7 +72,7 @@ pub(super) fn whole_extent(
         pager: None,
     };
     for region in input.layout.regions() {
-        let guest = GuestRange { start: region.guest_addr, len: region.len };
+        let guest = GuestRange::from(region.guest_range());
         let source = Source::Extent { offset: extent.offset + region.image_offset };
         plan.segments.extend(segments(region, extent, sharing));
         plan.layers.push(Layer { guest, source, sharing, advice: Advice::Normal });

@@ -95,7 +95,7 @@ pub(super) fn plan(
         .layout
         .regions()
         .map(|region| {
-            let guest = GuestRange { start: region.guest_addr, len: region.len };
+            let guest = GuestRange::from(region.guest_range());
             let source = Source::Pager { offset: region.image_offset };
             let (sharing, leaf) = (Sharing::Exclusive, Leaf::Size4K);
             let integrity = Integrity::CheckedOnFill;

@@ -162,7 +162,7 @@ fn map_region(
     };
     let source = |page: u64| Source::Image { offset: page * PAGE_SIZE };
     plan.layers.push(Layer {
-        guest: GuestRange { start: region.guest_addr, len: region.len },
+        guest: GuestRange::from(region.guest_range()),
         source: source(region.image_pages().start),
         sharing: Sharing::PrivateCow,
         advice,
