@@ -58,6 +58,7 @@ fn serve() -> io::Result<()> {
         runtime_api: RUNTIME_API,
         user: Some(FUNCTION_USER),
         counters: "/proc/vmstat".into(),
+        min_ttl_ms: "/sys/kernel/mm/lru_gen/min_ttl_ms".into(),
         freezer: Some(Freezer::new(Path::new("/sys/fs/cgroup/function"))?),
     };
     let listener = VsockListener::bind_with_cid_port(VMADDR_CID_ANY, AGENT_PORT)?;

@@ -46,14 +46,40 @@ def exhaust(mebibytes):
     return len(b"\xff" * (mebibytes << 20))
 
 
+def sizes():
+    """The sizes of /proc/meminfo, MiB."""
+    with open("/proc/meminfo") as info:
+        return {line.split(":")[0]: int(line.split()[1]) >> 10 for line in info}
+
+
+def shorten():
+    """Takes all free memory and a part of what files have in memory, for a moment."""
+    memory = sizes()
+    return exhaust(memory["MemFree"] + memory["Active(file)"] // 4)
+
+
+def thrash(seconds):
+    """Leaves the machine too little memory for the files that it reads again and again."""
+    import glob
+    import time
+
+    memory = sizes()
+    kept = b"\xff" * (memory["MemFree"] + memory["Cached"] - 8 << 20)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for path in filter(os.path.isfile, glob.iglob("/usr/lib/**/*.so*", recursive=True)):
+            with open(path, "rb") as file:
+                while file.read(1 << 16):
+                    pass
+    return len(kept)
+
+
 def scatter():
     """Frees every second page of a block, and has the kernel fill some of them with what it cannot
     move: 20 MiB stay free, in pieces. Then the kernel wants a larger piece."""
     import mmap
 
-    with open("/proc/meminfo") as info:
-        free = next(int(line.split()[1]) for line in info if line.startswith("MemFree")) * 1024
-    with mmap.mmap(-1, free - (24 << 20) & -mmap.PAGESIZE, mmap.MAP_PRIVATE) as block:
+    with mmap.mmap(-1, sizes()["MemFree"] - 24 << 20, mmap.MAP_PRIVATE) as block:
         block.madvise(mmap.MADV_NOHUGEPAGE)
         for page in range(0, len(block), mmap.PAGESIZE):
             block[page] = 1

@@ -76,11 +76,9 @@ fn a_panic_is_reported_with_the_end_of_the_console() {
         .arg("loglevel=7 sysctl.vm.panic_on_oom=1 sysctl.vm.overcommit_memory=1")
         .arg(workshop_folder(&world.work()));
     let mut monitor = boot.start().ready();
-    // Without memory the guest does not read its programs again and again first.
-    let kept_ms = json!({"do": "read", "path": "/sys/kernel/mm/lru_gen/min_ttl_ms"});
-    assert_eq!(world.ask("it", "machine", &kept_ms), "1000\n");
-    // Nor does it kill a process while memory is free.
+    // The guest kills no process while memory is free, or can be had from files.
     world.ask("it", "machine", &json!({"do": "scatter"}));
+    world.ask("it", "machine", &json!({"do": "shorten"}));
     let painted = json!({"do": "rename", "name": "\u{1b}[31mred\u{7}"});
     world.ask("it", "machine", &painted);
     world.firn(["freeze", "--keep", "it", "snapshot"]).run().ok();
@@ -93,6 +91,19 @@ fn a_panic_is_reported_with_the_end_of_the_console() {
     let ran = world.firn(["thaw", "--invoke", &event, "snapshot"]).run();
     assert_eq!(ran.stdout, "");
     reports_panic(&ran);
+}
+
+/// Without its end, the function would read files for a minute.
+#[test]
+fn a_function_that_thrashes_is_killed() {
+    let world = World::default();
+    let boot = world.firn(["boot", "--name", "it", "--memory", "128M"]);
+    let _monitor = boot.arg(workshop_folder(&world.work())).start().ready();
+    let thrash = json!({"do": "thrash", "seconds": 60});
+    let error = world.ask_unchecked("it", "machine", &thrash).function_error(&[]);
+    assert_eq!(error["errorType"], "Runtime.OutOfMemory", "{error}");
+    let kept_ms = json!({"do": "read", "path": "/sys/kernel/mm/lru_gen/min_ttl_ms"});
+    assert_eq!(world.ask("it", "machine", &kept_ms), "0\n");
 }
 
 #[test]

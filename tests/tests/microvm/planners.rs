@@ -187,11 +187,13 @@ fn free_pages_are_those_on_the_allocators_lists() {
 }
 
 /// Two processors, so that per-CPU lists exist, and memory that was full and was freed again.
+/// While 128 MiB are being reported, the rest is enough for the function.
 #[test]
 fn freed_pages_are_recorded_and_reported_pages_are_never_read() {
     let world = World::default();
     let snapshot = world.file("snapshot");
-    let boot = world.firn(["boot", "--name", "first", "--vcpus", "2", "--cmdline"]);
+    let boot =
+        world.firn(["boot", "--name", "first", "--vcpus", "2", "--memory", "320M", "--cmdline"]);
     let boot = boot.arg("page_reporting.page_reporting_order=0");
     let mut booted = boot.arg(workshop_folder(&world.work())).start().ready();
     let exhaust = json!({"do": "exhaust", "mebibytes": 100});

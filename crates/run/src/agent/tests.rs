@@ -90,6 +90,7 @@ impl Place {
             runtime_api: ([127, 0, 0, 1], 0).into(),
             user: None,
             counters: "/nowhere".into(),
+            min_ttl_ms: "/nowhere".into(),
             freezer: None,
         };
         let server = Server::new(config, Box::new(Untouched));

@@ -73,20 +73,11 @@ pub(crate) fn set_up() -> Result<(), SetUpError> {
 
 /// The kernel's settings.
 ///
-/// - It kills a process when memory cannot hold what was used within the last second
-///   (Documentation/admin-guide/mm/multigen_lru.rst, "Thrashing prevention"). There is no swap.
-///   Without this, a function that takes all memory can make the kernel read the pages of its
-///   programs from the disk again and again for minutes before it is killed.
-/// - It does not reclaim memory because kinds of pages get mixed (`watermark_boost_factor` of
-///   Documentation/admin-guide/sysctl/vm.rst): with the first setting each run of kswapd kills a
-///   process if files have less than 16 MiB in memory (`lruvec_is_sizable` of mm/vmscan.c), however
-///   much is free.
-/// - What it does from time to time, each clone does soon after its thaw, and gets the pages for
-///   it: it does not compact memory unasked, counts pages of memory at longer intervals (both:
-///   Documentation/admin-guide/sysctl/vm.rst), and does not limit the write-back to keep reads fast
-///   (Documentation/block/queue-sysfs.rst).
-const SETTINGS: [(&str, &str); 6] = [
-    ("/sys/kernel/mm/lru_gen/min_ttl_ms", "1000"),
+/// What it does from time to time, each clone does soon after its thaw, and gets the pages for it.
+/// It does not compact memory unasked or reclaim it because kinds of pages get mixed, counts pages
+/// of memory at longer intervals (all: Documentation/admin-guide/sysctl/vm.rst), and does not limit
+/// the write-back to keep reads fast (Documentation/block/queue-sysfs.rst).
+const SETTINGS: [(&str, &str); 5] = [
     ("/proc/sys/vm/watermark_boost_factor", "0"),
     ("/proc/sys/vm/compaction_proactiveness", "0"),
     ("/proc/sys/vm/stat_interval", "3600"),

@@ -112,6 +112,7 @@ impl TestGuest {
             runtime_api: ([127, 0, 0, 1], 0).into(),
             user: None,
             counters: folder.path().join("vmstat"),
+            min_ttl_ms: folder.path().join("min_ttl_ms"),
             freezer,
         };
         let server = Server::new(config, Box::new(machine.clone()));

@@ -7,6 +7,7 @@ mod credentials;
 mod lambda;
 mod own;
 mod process;
+mod thrashing;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -45,6 +46,8 @@ pub struct RuntimeConfig {
     pub user: Option<u32>,
     /// The kernel's counters, one on each line (`/proc/vmstat`).
     pub counters: PathBuf,
+    /// The kernel's setting against thrashing (`/sys/kernel/mm/lru_gen/min_ttl_ms`).
+    pub min_ttl_ms: PathBuf,
     /// The control groups of the function's processes. Without them, threads and processes other
     /// than the main thread of Python run until the freeze, and from the restore on.
     pub freezer: Option<Freezer>,
@@ -99,7 +102,7 @@ pub(crate) enum ExchangeError {
 /// A running runtime. Dropping it kills it and its process group.
 #[derive(Debug)]
 pub(crate) enum Runtime {
-    Own(OwnRuntime),
+    Own(Box<OwnRuntime>),
     Lambda(Box<LambdaRuntime>),
 }
 
@@ -113,7 +116,7 @@ impl Runtime {
         mut environment: BTreeMap<String, String>,
     ) -> Result<Self, StartError> {
         if load.runtime == RuntimeKind::Own {
-            return OwnRuntime::start(config, &environment).map(Self::Own);
+            return OwnRuntime::start(config, &environment).map(Box::new).map(Self::Own);
         }
         let api = match api {
             Some(api) => api,

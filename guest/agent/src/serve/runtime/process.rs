@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open};
 
+use super::thrashing::{PERIOD, Thrashing};
 use super::{ExchangeError, RuntimeConfig, StartError};
 use crate::serve::freezer::Freezer;
 use crate::serve::log_tail::LogTail;
@@ -29,6 +30,7 @@ pub(super) struct Process {
     output: PipeReader,
     tail: LogTail,
     freezer: Option<Freezer>,
+    thrashing: Thrashing,
     reaped: bool,
 }
 
@@ -68,7 +70,8 @@ impl Process {
             Ok(end) => {
                 let (freezer, status) = (config.freezer.clone(), status(child.id()).ok());
                 let tail = LogTail::default();
-                Ok(Self { child, end, status, output, tail, freezer, reaped: false })
+                let thrashing = Thrashing::new(config.counters.clone(), config.min_ttl_ms.clone());
+                Ok(Self { child, end, status, output, tail, freezer, thrashing, reaped: false })
             }
             Err(error) => {
                 child.kill()?;
@@ -79,7 +82,8 @@ impl Process {
     }
 
     /// Waits until one of `channels` is readable, the process has ended, or it writes output, which
-    /// goes to the log tail. Returns immediately without a deadline.
+    /// goes to the log tail, but not for longer than [`PERIOD`]. Returns immediately without a
+    /// deadline.
     pub(super) fn wait(
         &mut self,
         channels: &[BorrowedFd<'_>],
@@ -90,14 +94,16 @@ impl Process {
         if left.is_zero() && deadline.is_some() {
             return Err(ExchangeError::TimedOut);
         }
-        let timeout = Timespec::try_from(left).map_err(|_| ExchangeError::TimedOut)?;
+        let timeout = Timespec::try_from(left.min(PERIOD)).map_err(|_| ExchangeError::TimedOut)?;
         // The pipe of a closed output is always ready, so it is not polled any more.
         let output = (!self.tail.ended()).then(|| self.output.as_fd());
         let watched = [self.end.as_fd()].into_iter().chain(channels.iter().copied()).chain(output);
         let mut files: Vec<_> =
             watched.map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN)).collect();
         match poll(&mut files, Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Ok(0) if left >= PERIOD => self.thrashing.look(),
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => self.thrashing.calm(),
             Err(error) => return Err(ExchangeError::Io(error.into())),
         }
         let ready = |file: &PollFd<'_>| !file.revents().is_empty();
