@@ -438,7 +438,7 @@ pub static EXPERIMENTS: [Experiment; 36] = [
                 ..BURSTS
             },
         ]),
-        verdict: Verdict::Partly("as to Firecracker, and as to REAP from 16 on"),
+        verdict: Verdict::Partly("as to Firecracker up to 16, as to REAP from 16 on"),
         measured: "[1 to 64 of one snapshot](faasnap.md#figure-10-bursts)",
     },
     Experiment {

@@ -94,8 +94,10 @@ impl KernelFaults {
             }
         }
         let time = |(name, runs): (&str, Vec<Calls>)| {
-            let of =
-                |value: fn(&Calls) -> f64| Summary::of(&runs.iter().map(value).collect::<Vec<_>>());
+            let of = |value: fn(&Calls) -> f64| {
+                let of_runs: Vec<_> = runs.iter().map(|run| vec![value(run)]).collect();
+                Summary::of_runs(&of_runs)
+            };
             let time = FunctionTime {
                 calls: of(|calls| calls.count as f64)?,
                 ms: of(|calls| calls.us / 1e3)?,

@@ -228,7 +228,7 @@ impl Cell {
             Self::Text(_) | Self::Empty => None,
             Self::Time(summary, _) => Some(summary.median),
             Self::Bytes(bytes) => Some(*bytes as f64),
-            Self::Count(count) => Some(*count),
+            Self::Count(count) | Self::Ratio(count, _) => Some(*count),
         }
     }
 }

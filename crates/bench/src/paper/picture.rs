@@ -5,6 +5,7 @@ use firn_player::format::FIRST_TIME_NS;
 use super::kernel_faults;
 use super::outcome::{Outcome, Place};
 use super::replays::Quantity;
+use crate::bootstrap;
 use crate::capacity::CapacityRow;
 use crate::cost::CostRow;
 use crate::picture::chart::{Bar, Chart, Line, Lines, Marks, Panel, Point};
@@ -66,10 +67,13 @@ impl Outcome {
         names(self.sessions.iter().flat_map(|session| &session.rows).map(|row| &*row.trace))
     }
 
-    /// The speed of a row relative to the first planner at its place.
-    pub(super) fn speed_up(session: &Place, row: &Row) -> Option<f64> {
+    /// The speed of a row relative to the first planner at its place, and the 95 % bootstrap
+    /// interval of the ratio, if there are enough runs of both and none waits for a processor.
+    pub(super) fn speed_up(session: &Place, row: &Row) -> Option<(f64, Option<[f64; 2]>)> {
         let first = session.rows.iter().find(|first| first.trace == row.trace)?;
-        Some(first.total_ms.median / row.total_ms.median)
+        let measured = !std::ptr::eq(first, row) && !row.oversubscribed;
+        let interval = measured.then(|| bootstrap::ratio(&row.measurements, &first.measurements));
+        Some((first.total_ms.median / row.total_ms.median, interval.flatten()))
     }
 
     fn bars(&self, trace: &str, session: &Place) -> Panel {
@@ -77,7 +81,7 @@ impl Outcome {
         let mut bars = Vec::new();
         for row in rows {
             let value = match self.quantity {
-                Quantity::SpeedUp => Self::speed_up(session, row),
+                Quantity::SpeedUp => Self::speed_up(session, row).map(|(ratio, _)| ratio),
                 quantity => quantity.of(row),
             };
             let value = value.unwrap_or_default();

@@ -62,8 +62,8 @@ impl Programs {
         let costs = BpfCosts::new(image, snapshot.manifest().layout.pages())?;
         let measured = (0..times).map(|_| costs.measure(&runs)).collect::<Result<Vec<_>, _>>()?;
         let summary = |of: fn(&BpfCost) -> u64| {
-            let all: Vec<f64> = measured.iter().map(|cost| of(cost) as f64 / 1e6).collect();
-            Summary::of(&all)
+            let all: Vec<_> = measured.iter().map(|cost| vec![of(cost) as f64 / 1e6]).collect();
+            Summary::of_runs(&all)
         };
         let (map, each, attach) = (
             summary(|cost| cost.map_ns),

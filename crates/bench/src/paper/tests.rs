@@ -238,13 +238,16 @@ fn parts_and_fetches_have_columns_of_their_own() {
 fn a_speed_up_is_relative_to_the_first_planner() {
     let mut outcome = outcome(Quantity::SpeedUp, &["1"]);
     outcome.sessions[0].rows[1].total_ms.median /= 2.0;
+    for (row, ms) in outcome.sessions[0].rows.iter_mut().zip([3.0, 1.0]) {
+        row.measurements = vec![vec![ms]; 11];
+    }
     let text = outcome.markdown();
     let speed_up = |planner: &str| {
         let row = text.lines().find(|line| line.contains(&format!("| {planner} ")))?;
         Some(row.split('|').nth(5)?.trim().to_owned())
     };
     let of = ["firecracker:readahead=on", "pass"].map(speed_up);
-    assert_eq!(of, [Some("1.00".to_owned()), Some("2.00".to_owned())], "{text}");
+    assert_eq!(of, [Some("1.00".to_owned()), Some("2.00 (3.00 to 3.00)".to_owned())], "{text}");
     assert!(well_formed(&outcome.draw()));
 }
 

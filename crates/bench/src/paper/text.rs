@@ -24,6 +24,8 @@ pub(super) enum Cell {
     Time(Summary, bool),
     Bytes(u64),
     Count(f64),
+    /// With the interval of a ratio, if it is known.
+    Ratio(f64, Option<[f64; 2]>),
     /// The row has no such quantity.
     Empty,
 }
@@ -46,7 +48,10 @@ impl fmt::Display for Cell {
                 write!(f, "{}{}", with_interval(summary), if *waits { "*" } else { "" })
             }
             Self::Bytes(bytes) => f.write_str(&format_bytes(*bytes)),
-            Self::Count(count) => f.write_str(&number(*count)),
+            Self::Count(count) | Self::Ratio(count, None) => f.write_str(&number(*count)),
+            Self::Ratio(ratio, Some([low, high])) => {
+                write!(f, "{} ({} to {})", number(*ratio), number(*low), number(*high))
+            }
             Self::Empty => Ok(()),
         }
     }
@@ -97,7 +102,10 @@ const FETCH: [Column; 6] = [
     KVM_FAULTS,
 ];
 const SPEED_UP: [Column; 2] = [
-    ("speed-up", |place, row| Outcome::speed_up(place, row).map_or(Cell::Empty, Cell::Count)),
+    ("speed-up", |place, row| {
+        let speed_up = Outcome::speed_up(place, row);
+        speed_up.map_or(Cell::Empty, |(ratio, interval)| Cell::Ratio(ratio, interval))
+    }),
     READ_BY_FAULTS,
 ];
 

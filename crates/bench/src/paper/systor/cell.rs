@@ -98,9 +98,10 @@ pub struct Times {
 impl Times {
     /// Of all microVMs of all runs.
     pub(super) fn of(runs: &[Run]) -> Self {
-        let reports = || runs.iter().flat_map(|run| &run.reports);
         Self::by(|time| {
-            Summary::of(&reports().filter_map(|report| time.of(report)).collect::<Vec<_>>())
+            let of_run =
+                |run: &Run| run.reports.iter().filter_map(|report| time.of(report)).collect();
+            Summary::of_runs(&runs.iter().map(of_run).collect::<Vec<_>>())
         })
     }
 
