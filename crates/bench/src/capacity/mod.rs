@@ -209,11 +209,12 @@ pub(crate) fn fill(
 }
 
 impl CapacityRow {
-    /// The number of microVMs: the median of several counts, with the smallest and the largest.
+    /// The number of microVMs: the median of several counts, with the smallest and the largest if
+    /// they differ.
     pub(crate) fn number(&self) -> String {
         let microvms = self.carried.microvms;
         match self.counts.as_slice() {
-            [least, .., most] => format!("{microvms} ({least} to {most})"),
+            [least, .., most] if least != most => format!("{microvms} ({least} to {most})"),
             _ => microvms.to_string(),
         }
     }

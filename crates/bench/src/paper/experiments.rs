@@ -258,7 +258,7 @@ pub static EXPERIMENTS: [Experiment; 36] = [
         title: "Maximum concurrency by the budget",
         way: Way::Replays(&[Replays { quantity: Quantity::Carried, ..FILLED }]),
         verdict: Verdict::Partly("with small budgets; the order turns where the pool is full"),
-        measured: "[two functions, six budgets, three pools](pass.md#figure-14-how-many-fit)",
+        measured: "[three functions, six budgets, three pools](pass.md#figure-14-how-many-fit)",
     },
     Experiment {
         name: "pass-table-1",
@@ -311,7 +311,7 @@ pub static EXPERIMENTS: [Experiment; 36] = [
         title: "Price of a microVM's memory by the budget",
         way: Way::Replays(&[Replays { quantity: Quantity::Price, ..FILLED }]),
         verdict: Verdict::Differs("reversed"),
-        measured: "[two functions, six budgets](pass.md#the-cost-model)",
+        measured: "[three functions, six budgets](pass.md#the-cost-model)",
     },
     Experiment {
         name: "faasnap-figure-1",
