@@ -17,7 +17,7 @@ use crate::harness::Harness;
 use crate::host::Host;
 use crate::medium::{self, MediumError};
 use crate::players::PlayersConfig;
-use crate::text::{number, table};
+use crate::text::{table, with_range};
 use crate::thaw::{Row, ThawConfig, ThawError};
 use crate::traces::{LoadTraceError, load};
 
@@ -168,7 +168,7 @@ impl Demo {
                 planners.push((&row.planner, row.in_pool));
             }
             let DemoRow { median_ms, min_ms, max_ms, .. } = *row;
-            let cell = format!("{} ({} to {})", number(median_ms), number(min_ms), number(max_ms));
+            let cell = with_range(median_ms, [min_ms, max_ms]);
             cells.insert((row.planner.as_str(), row.trace.as_str()), cell);
         }
         let head: Vec<&str> =

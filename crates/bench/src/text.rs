@@ -22,8 +22,17 @@ pub(crate) fn interval(summary: &Summary) -> String {
 
 /// The median with its interval; the median alone if there is one measurement.
 pub(crate) fn with_interval(summary: &Summary) -> String {
-    let median = number(summary.median);
-    if summary.min == summary.max { median } else { format!("{median} ({})", interval(summary)) }
+    if summary.min == summary.max {
+        number(summary.median)
+    } else {
+        with_range(summary.median, summary.interval())
+    }
+}
+
+/// A number with the range that it is in, such as `1.23 (1.10 to 1.32)`.
+pub(crate) fn with_range(value: f64, range: [f64; 2]) -> String {
+    let [low, high] = range.map(number);
+    format!("{} ({low} to {high})", number(value))
 }
 
 /// A table for a terminal: the first column is aligned left, all others right.

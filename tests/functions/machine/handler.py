@@ -25,10 +25,15 @@ def processors():
     return {"shown": shown, "ran": sorted(ran)}
 
 
+def sizes():
+    """The sizes of /proc/meminfo, bytes."""
+    with open("/proc/meminfo") as info:
+        return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in info}
+
+
 def memory():
     """Bytes of memory that the kernel has."""
-    with open("/proc/meminfo") as info:
-        return int(info.readline().split()[1]) * 1024
+    return sizes()["MemTotal"]
 
 
 held = []
@@ -46,16 +51,10 @@ def exhaust(mebibytes):
     return len(b"\xff" * (mebibytes << 20))
 
 
-def sizes():
-    """The sizes of /proc/meminfo, MiB."""
-    with open("/proc/meminfo") as info:
-        return {line.split(":")[0]: int(line.split()[1]) >> 10 for line in info}
-
-
 def shorten():
     """Takes all free memory and a part of what files have in memory, for a moment."""
     memory = sizes()
-    return exhaust(memory["MemFree"] + memory["Active(file)"] // 4)
+    return exhaust(memory["MemFree"] + memory["Active(file)"] // 4 >> 20)
 
 
 def thrash(seconds):
@@ -64,7 +63,7 @@ def thrash(seconds):
     import time
 
     memory = sizes()
-    kept = b"\xff" * (memory["MemFree"] + memory["Cached"] - 8 << 20)
+    kept = b"\xff" * (memory["MemFree"] + memory["Cached"] - (8 << 20))
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         for path in filter(os.path.isfile, glob.iglob("/usr/lib/**/*.so*", recursive=True)):
@@ -79,7 +78,7 @@ def scatter():
     move: 20 MiB stay free, in pieces. Then the kernel wants a larger piece."""
     import mmap
 
-    with mmap.mmap(-1, sizes()["MemFree"] - 24 << 20, mmap.MAP_PRIVATE) as block:
+    with mmap.mmap(-1, sizes()["MemFree"] - (24 << 20), mmap.MAP_PRIVATE) as block:
         block.madvise(mmap.MADV_NOHUGEPAGE)
         for page in range(0, len(block), mmap.PAGESIZE):
             block[page] = 1

@@ -11,7 +11,7 @@ use super::picture::classes;
 use super::replays::Quantity;
 use crate::players::replicates;
 use crate::stats::Summary;
-use crate::text::{markdown, number, with_interval};
+use crate::text::{markdown, number, with_interval, with_range};
 use crate::thaw::{Noise, Row};
 
 /// A column of a table of rows: its head, and its cell for a row at a place.
@@ -49,9 +49,7 @@ impl fmt::Display for Cell {
             }
             Self::Bytes(bytes) => f.write_str(&format_bytes(*bytes)),
             Self::Count(count) | Self::Ratio(count, None) => f.write_str(&number(*count)),
-            Self::Ratio(ratio, Some([low, high])) => {
-                write!(f, "{} ({} to {})", number(*ratio), number(*low), number(*high))
-            }
+            Self::Ratio(ratio, Some(interval)) => f.write_str(&with_range(*ratio, *interval)),
             Self::Empty => Ok(()),
         }
     }

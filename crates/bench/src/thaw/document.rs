@@ -158,7 +158,7 @@ fn bar(rows: &[Invocation<'_>], subject: (&str, bool), value: Value) -> Option<B
         name: format!("{}{}", subject.0, suffix(subject.1)),
         parts: vec![(subject.1.into(), median)],
         whisker: Some((low, high)),
-        value: format!("{} ({} to {})", number(median), number(low), number(high)),
+        value: text::with_range(median, [low, high]),
     })
 }
 

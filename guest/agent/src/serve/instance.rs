@@ -3,7 +3,6 @@
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
@@ -16,6 +15,7 @@ use super::openssl::Copies;
 use super::runtime::{
     Credentials, ExchangeError, Identity, Outcome, Runtime, RuntimeApi, RuntimeConfig, StartError,
 };
+use super::vmstat::Vmstat;
 use crate::protocol::{
     Answered, Failed, FunctionError, Identify, Invoke, Load, Loaded, MAX_ENTROPY_BYTES,
     MAX_EVENT_BYTES, MIN_ENTROPY_BYTES, Put, Refusal, RefusalKind, Reply, RoleCredentials, Usage,
@@ -34,6 +34,9 @@ const ENTRYPOINT_ERROR: &str = "Runtime.InvalidEntrypoint";
 
 /// AWS Lambda's name for a runtime that the kernel killed for lack of memory.
 const MEMORY_ERROR: &str = "Runtime.OutOfMemory";
+
+/// The kernel's count of processes that it killed for lack of memory.
+const MEMORY_KILLS: &str = "oom_kill";
 
 const BROKEN_CHANNEL: &str = "Runtime wrote an invalid message and was killed";
 
@@ -65,7 +68,7 @@ pub(crate) struct Instance {
     stopped: bool,
     /// The copies of OpenSSL in the stopped processes.
     openssl: Copies,
-    /// [`memory_kills`] when a runtime was last killed, or the agent started.
+    /// [`MEMORY_KILLS`] when a runtime was last killed, or the agent started.
     memory_kills: u64,
     /// The most memory of the function's processes so far, in bytes.
     peak_memory: u64,
@@ -99,7 +102,7 @@ pub(crate) fn system(what: &str, error: &dyn std::error::Error) -> Failure {
 
 impl Instance {
     pub(crate) fn new(config: RuntimeConfig) -> Self {
-        let memory_kills = memory_kills(&config.counters);
+        let memory_kills = Vmstat::read(&config.counters).count(MEMORY_KILLS);
         Self {
             config,
             gate: Gate::Unidentified,
@@ -491,7 +494,7 @@ impl Instance {
         if !killed {
             return EXIT_ERROR;
         }
-        let kills = memory_kills(&self.config.counters);
+        let kills = Vmstat::read(&self.config.counters).count(MEMORY_KILLS);
         let before = std::mem::replace(&mut self.memory_kills, kills);
         if kills > before { MEMORY_ERROR } else { EXIT_ERROR }
     }
@@ -523,13 +526,6 @@ fn exit_text(end: io::Result<Option<ExitStatus>>) -> String {
 fn not_freezable(reason: &str) -> Failure {
     let reason = format!("the runtime cannot be frozen: {reason}");
     refusal(RefusalKind::System, reason)
-}
-
-/// How many processes the kernel has killed for lack of memory.
-fn memory_kills(counters: &Path) -> u64 {
-    let counters = std::fs::read_to_string(counters).unwrap_or_default();
-    let count = counters.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok());
-    count.unwrap_or_default()
 }
 
 /// The largest resident set of a child that has ended and was waited for, in bytes.

@@ -14,6 +14,7 @@ mod pages;
 mod runtime;
 #[cfg(test)]
 mod tests;
+mod vmstat;
 
 use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

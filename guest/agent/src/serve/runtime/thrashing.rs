@@ -5,6 +5,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use crate::serve::vmstat::Vmstat;
+
 /// How often the kernel's counters are read while a process runs and gives no sign of life.
 pub(super) const PERIOD: Duration = Duration::from_secs(1);
 
@@ -35,13 +37,9 @@ impl Thrashing {
     /// no sign of life. The machine thrashes if the kernel read again a quarter as much of files as
     /// it has in memory.
     pub(super) fn look(&mut self) {
-        let counters = fs::read_to_string(&self.counters).unwrap_or_default();
-        let count = |name| {
-            let mut values = counters.lines().filter_map(|line| line.strip_prefix(name));
-            values.find_map(|value| value.strip_prefix(' ')?.parse::<u64>().ok()).unwrap_or(0)
-        };
-        let (now, read_again) = (Instant::now(), count("workingset_refault_file"));
-        let files = count("nr_active_file") + count("nr_inactive_file");
+        let counters = Vmstat::read(&self.counters);
+        let (now, read_again) = (Instant::now(), counters.count("workingset_refault_file"));
+        let files = counters.count("nr_active_file") + counters.count("nr_inactive_file");
         let last = self.last.replace((now, read_again));
         // A count from before another request or the freeze is too old.
         let recent = last.filter(|(at, _)| now.duration_since(*at) < 2 * PERIOD);
